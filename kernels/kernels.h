@@ -1,0 +1,214 @@
+/* kernels.h - the table of kernels and their contracts. Floor: kernels.
+ *
+ * Makers: ref/ (the formula in plain loops; fills every row), cpu/ (fast; overrides rows), later
+ * cuda/. All pointers are device memory unless a comment says host. All calls are enqueued on the
+ * stream. Row-major, last dimension fastest. Results are bitwise repeatable for the same inputs,
+ * maker and thread count. Sizes may be 0 unless said otherwise. Statistics and sums are fp32 or
+ * better whatever t is. t is TR_F32 or TR_BF16.
+ * Rule: activations and their gradients are written (=), weight gradients are fp32 and added to (+=).
+ *
+ * Legend: N rows (tokens), C or H width, B batch, S sequence, E experts, k experts a token,
+ * V vocabulary, R rows in expert order. */
+#pragma once
+#include "base/dtype.h"
+#include "kernels/device.h"
+
+/* C[M,N] = beta*C + op(A)[M,K] op(B)[K,N]; op transposes when its flag is set (A is then stored
+ * [K,M], B [N,K]). ld* are elements between rows as stored. A and B have type `ab`, C type `c`
+ * (`ab` or F32). beta is 0 (C is not read, NaN there does not matter) or 1. K = 0 with beta 0 writes
+ * zeros. */
+typedef struct {
+    int64_t M, N, K;
+    const void *A, *B;
+    void *C;
+    int64_t lda, ldb, ldc;
+    bool trans_a, trans_b;
+    tr_dtype ab, c;
+    float beta;
+} tr_gemm;
+
+/* Rows whose number only the device may know: at most `max`; if `used` (device) is not NULL the
+ * kernel touches only rows < *used. */
+typedef struct {
+    int64_t max;
+    const int64_t *used;
+} tr_rows;
+
+/* Which keys a query sees. Row i of a call's queries has position q_start + i, row j of its keys
+ * k_start + j. Query p sees key s when all of these hold:
+ *     causal: s <= p             window > 0: s > p - window (and s < p + window if not causal)
+ *     doc_begin != NULL: doc_begin[b,i] <= s < doc_end[b,i]  (positions; doc_end may be NULL: no end)
+ *     dilation > 1: (p - s) % dilation == 0, or |p - s| < local (sparse = local or atrous)
+ * Blocks with no visible pair are never computed. */
+typedef struct {
+    bool causal;
+    int64_t q_start, k_start;
+    int64_t window;
+    int64_t dilation, local;
+    const int32_t *doc_begin, *doc_end; /* [B, Sq], nullable */
+} tr_mask;
+
+/* Attention, forward and backward (Dao 2023, "FlashAttention-2"; FORMULAS: online softmax, true
+ * -inf, soft cap, sinks). out = softmax(mask(cap(q k^T scale))) v. Query head h reads key head
+ * h / (Hq / Hkv). Nothing of size Sq*Sk is stored.
+ * Element (b, i, h, d) of q is at q[b*q_batch + i*q_row + h*Dqk + d]; k, v, out and gradients alike
+ * with their own strides (elements); heads are contiguous inside a row.
+ *
+ * merge (forward): out (F32) and lse already hold a partial result over other keys; the new block
+ * is merged in by log-sum-exp. The very first part is written with merge = false.
+ * A row that sees nothing: out 0, lse -inf (merge: unchanged).
+ * sink != NULL: one extra logit a head that takes probability and gives no value; not with merge.
+ * soft_cap > 0: scores become cap*tanh(s/cap) before the mask. */
+typedef struct {
+    int64_t B, Sq, Sk, Hq, Hkv, Dqk, Dv;
+    float scale, soft_cap;
+    tr_mask mask;
+    tr_dtype t; /* of q, k, v, dout */
+    const void *q, *k, *v;
+    int64_t q_batch, q_row, k_batch, k_row, v_batch, v_row;
+    void *out;       /* forward: written; backward: read */
+    tr_dtype out_t;  /* t or F32 */
+    int64_t out_batch, out_row;
+    float *lse;      /* element (b, h, i) at lse[b*lse_batch + h*lse_head + i]; backward: the GLOBAL one */
+    int64_t lse_batch, lse_head;
+    bool merge;
+    const float *sink; /* [Hq], nullable */
+    /* backward only */
+    const void *dout;               /* strides of its own */
+    int64_t dout_batch, dout_row;
+    void *dq, *dk, *dv;             /* strides of q, k, v; type grad_t: t or F32 */
+    tr_dtype grad_t;
+    bool add_dq, add_dkv;           /* += instead of =; only with grad_t F32 */
+    float *dsink;                   /* [Hq] +=, nullable */
+} tr_attention;
+
+typedef struct {
+    float learning_rate, beta1, beta2, epsilon, weight_decay;
+    float grad_scale;   /* gradients are multiplied by this first (clipping) */
+    int64_t t;          /* 1-based count of updates done, this one included */
+} tr_adamw;
+
+struct tr_kernels {
+    /* --- dense linear algebra -------------------------------------------------------------- */
+    void (*gemm)(tr_stream *s, const tr_gemm *g);
+
+    /* Y[r,N] = X[r,K] op(W[g]) for rows offsets[g] <= r < offsets[g+1] of each group g; W[g] is
+     * [N,K] (trans_w) or [K,N]. Y = or += by beta (0 or 1). Types as in gemm. Groups may be empty.
+     * max_rows bounds offsets[G]. */
+    void (*grouped_gemm)(tr_stream *s, tr_dtype ab, tr_dtype c, int64_t G,
+                         const int64_t *offsets /* [G+1] */, int64_t max_rows, const void *X,
+                         const void *W, bool trans_w, void *Y, int64_t N, int64_t K, float beta);
+    /* dW[g][N,K] += dY[rows of g, N]^T X[rows of g, K] */
+    void (*grouped_gemm_weight)(tr_stream *s, tr_dtype ab, int64_t G, const int64_t *offsets,
+                                int64_t max_rows, const void *dY, const void *X, float *dW,
+                                int64_t N, int64_t K);
+
+    /* --- norms, activations, positions ------------------------------------------------------ */
+    /* y[n,c] = x[n,c] w[c] rstd[n], rstd = 1/sqrt(mean_c x^2 + eps). y may alias x. C >= 1.
+     * Zhang, Sennrich 2019. Rows are `stride` elements apart in x and y (>= C; C when dense). */
+    void (*rmsnorm_forward)(tr_stream *s, tr_dtype t, void *y, float *rstd /* [N] */, const void *x,
+                            const void *w /* [C] */, int64_t N, int64_t C, int64_t stride,
+                            float eps);
+    /* dx = residual + d(rmsnorm)/dx dy; dw += . residual nullable; dx may alias residual or dy. */
+    void (*rmsnorm_backward)(tr_stream *s, tr_dtype t, void *dx, float *dw, const void *dy,
+                             const void *x, const void *w, const float *rstd, const void *residual,
+                             int64_t N, int64_t C, int64_t stride);
+    /* Rotates x[n, h, 0..2F) in place by angle position[n]*freq[i] (direction +1) or its inverse
+     * (-1); pairs are (i, i+F) or, interleaved, (2i, 2i+1). The rotated values are multiplied by
+     * `factor` (YaRN; 1 otherwise; the backward multiplies too). Su et al. 2021. Angles in fp64 or
+     * reduced so that positions up to 2^20 keep fp32 accuracy. row: elements between n and n+1. */
+    void (*rope)(tr_stream *s, tr_dtype t, void *x /* [N, heads, D] */,
+                 const int32_t *position /* [N] */, const float *freq /* [F] */, int64_t N,
+                 int64_t heads, int64_t D, int64_t F, int64_t row, bool interleaved, float factor,
+                 int direction);
+    /* h = silu(gate) * up, row by row; Shazeer 2020. h may alias gate or up. */
+    void (*swiglu_forward)(tr_stream *s, tr_dtype t, void *h, const void *gate, const void *up,
+                           tr_rows rows, int64_t C);
+    /* dgate and dup may alias dh, gate or up (each element is read before it is written). */
+    void (*swiglu_backward)(tr_stream *s, tr_dtype t, void *dgate, void *dup, const void *dh,
+                            const void *gate, const void *up, tr_rows rows, int64_t C);
+    void (*add)(tr_stream *s, tr_dtype t, void *y, const void *x, int64_t n); /* y += x */
+    void (*cast)(tr_stream *s, tr_dtype to_t, void *to, tr_dtype from_t, const void *from,
+                 int64_t n); /* to and from do not overlap */
+
+    /* --- embedding and loss ------------------------------------------------------------------ */
+    void (*embedding_forward)(tr_stream *s, tr_dtype t, void *y /* [N,H] */,
+                              const int32_t *token /* [N] */, const void *table /* [V,H] */,
+                              int64_t N, int64_t H);
+    void (*embedding_backward)(tr_stream *s, tr_dtype t, float *dtable, const int32_t *token,
+                               const void *dy, int64_t N, int64_t H); /* += in row order */
+    /* loss[n] = lse(logits[n]) - logits[n,label[n]] (0 where label < 0); *loss_sum += sum in fp64.
+     * dlogits (nullable) = scale * (softmax - onehot), zero rows where label < 0; type t; it may be
+     * logits itself when t is F32, or start at the same address when BF16 (row n then occupies the
+     * first half of logits' row n: dlogits_ld is in its own elements). V >= 1. */
+    void (*cross_entropy)(tr_stream *s, tr_dtype t, const float *logits /* [N, ld] */, int64_t ld,
+                          const int32_t *label /* [N] */, float *loss /* [N], nullable */,
+                          double *loss_sum, void *dlogits, int64_t dlogits_ld, float scale,
+                          int64_t N, int64_t V);
+
+    /* --- mixture of experts ------------------------------------------------------------------- */
+    /* Per token: prob = softmax(logits), lse, the k largest (ties: lowest expert), their weights:
+     * prob of the chosen, divided by their sum when `renormalise`. Tokens with valid[n] == 0 get
+     * index -1 and weight 0. valid nullable. 1 <= k <= E. */
+    void (*router_forward)(tr_stream *s, const float *logits /* [N,E] */, const uint8_t *valid,
+                           float *prob /* [N,E] */, float *lse /* [N] */,
+                           int32_t *index /* [N,k] */, float *weight /* [N,k] */, int64_t N,
+                           int64_t E, int64_t k, bool renormalise);
+    /* Sums over the valid tokens of each of G groups of N/G consecutive rows, written as doubles:
+     * stats[g] = {tokens, sum lse^2, count of choices per expert [E], sum of prob per expert [E]}. */
+    void (*router_stats)(tr_stream *s, const float *prob, const float *lse, const int32_t *index,
+                         const uint8_t *valid, double *stats /* [G, 2+2E] */, int64_t N, int64_t E,
+                         int64_t k, int64_t G);
+    /* dlogits = through the softmax of: dweight (gradient of the k weights, through the
+     * renormalisation), plus aux: prob[n,e] has gradient prob_grad[g,e], plus z: lse[n] has gradient
+     * z_grad[g]*lse[n]. g = n/(N/G). Invalid tokens get zeros. dweight nullable. */
+    void (*router_backward)(tr_stream *s, float *dlogits /* [N,E] */, const float *dweight,
+                            const float *prob, const float *lse, const int32_t *index,
+                            const float *weight, const uint8_t *valid,
+                            const float *prob_grad /* [G,E] */, const float *z_grad /* [G] */,
+                            int64_t N, int64_t E, int64_t k, int64_t G, bool renormalise);
+    /* keep[n,j] = 1 for pairs that find a place: each expert takes at most `capacity` pairs of each
+     * sequence of S rows; by position (the lowest rows) or by score (the highest weight-before-
+     * renormalisation score[n,j], ties: the lowest row). index -1 is never kept. */
+    void (*router_capacity)(tr_stream *s, uint8_t *keep /* [B*S,k] */,
+                            const int32_t *index /* [B*S,k] */, const float *score /* [B*S,k] */,
+                            int64_t B, int64_t S, int64_t E, int64_t k, int64_t capacity,
+                            bool by_score);
+    /* Sorts the kept pairs by expert, then by row: offsets[E+1], row_of[n,k] (place of the pair, -1
+     * if not kept or index -1), pair_of[R] (inverse: pair = n*k + j). keep nullable: all kept. */
+    void (*moe_sort)(tr_stream *s, int64_t *offsets, int32_t *row_of, int32_t *pair_of,
+                     const int32_t *index, const uint8_t *keep, int64_t N, int64_t E, int64_t k);
+    /* After an all-to-all the rows lie by source rank, then expert; counts[P, El] says how many of
+     * each. offsets[El+1] by expert; from[R]: row r in expert order lies at arrival place from[r];
+     * to[R] is its inverse. Order inside an expert: by source rank, then as they came. */
+    void (*moe_regroup)(tr_stream *s, int64_t *offsets, int32_t *from, int32_t *to,
+                        const int64_t *counts /* [P,El] */, int64_t P, int64_t El);
+    /* y[r,:] = (weight ? weight[from[r]] : 1) * x[from[r] / divisor, :] */
+    void (*gather_rows)(tr_stream *s, tr_dtype t, void *y, const void *x,
+                        const int32_t *from /* [R] */, int64_t divisor, const float *weight,
+                        tr_rows rows, int64_t H);
+    /* y[n,:] = beta*y[n,:] + sum_j (weight ? weight[n,j] : 1) x[row_of[n,j],:] over row_of >= 0 */
+    void (*combine_rows)(tr_stream *s, tr_dtype t, void *y /* [N,H] */, const void *x /* [R,H] */,
+                         const int32_t *row_of /* [N,k] */, const float *weight /* [N,k] */,
+                         float beta, int64_t N, int64_t k, int64_t H);
+    /* dweight[n,j] = <dy[n,:], x[row_of[n,j],:]>, 0 where row_of < 0 */
+    void (*combine_rows_weight)(tr_stream *s, tr_dtype t, float *dweight, const void *dy,
+                                const void *x, const int32_t *row_of, int64_t N, int64_t k,
+                                int64_t H);
+
+    /* --- attention ----------------------------------------------------------------------------- */
+    /* Work memory comes from the maker's own pool (grown on first use, kept). */
+    void (*attention_forward)(tr_stream *s, const tr_attention *a);
+    void (*attention_backward)(tr_stream *s, const tr_attention *a);
+
+    /* --- optimizer ----------------------------------------------------------------------------- */
+    /* Decoupled AdamW (Loshchilov, Hutter 2019), all fp32 [n]: p -= lr (m^/(sqrt v^ + eps) + wd p).
+     * compute (nullable) receives p as type compute_t. */
+    void (*adamw)(tr_stream *s, const tr_adamw *h, float *p, void *compute, tr_dtype compute_t,
+                  float *m, float *v, const float *g, int64_t n);
+    /* *sum += sum of squares in fp64, fixed order. Non-finite inputs make it non-finite. */
+    void (*sum_squares)(tr_stream *s, double *sum, const float *x, int64_t n);
+};
+
+/* Fills every row. */
+void tr_kernels_ref(tr_kernels *k);

@@ -1,0 +1,124 @@
+/* arena.c - chunks with a bump pointer. Floor: base. */
+#include "base/arena.h"
+
+#include "base/log.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+
+enum { ALIGN = 64, MAX_CHUNKS = 256 };
+
+struct tr_arena {
+    /* declared */
+    const tr_allocator *allocator; /* borrowed; NULL counts only */
+    size_t chunk_bytes;
+    /* state: chunks [0, count) are held, chunk `now` is being filled up to `used` */
+    struct {
+        char *base;
+        size_t bytes;
+    } chunks[MAX_CHUNKS];
+    int64_t count, now;
+    size_t used, total, peak, held;
+};
+
+static void *host_alloc(void *self, size_t bytes) {
+    (void)self;
+    void *p = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (p == MAP_FAILED) return NULL;
+    if (bytes >= (size_t)4 << 20) madvise(p, bytes, MADV_HUGEPAGE);
+    return p;
+}
+
+static void host_free(void *self, void *memory, size_t bytes) {
+    (void)self;
+    munmap(memory, bytes);
+}
+
+const tr_allocator *tr_host_allocator(void) {
+    static const tr_allocator host = {host_alloc, host_free, NULL};
+    return &host;
+}
+
+tr_arena *tr_arena_create(const tr_allocator *allocator, size_t chunk_bytes) {
+    tr_arena *a = calloc(1, sizeof *a);
+    if (!a) abort();
+    a->allocator = allocator;
+    a->chunk_bytes = chunk_bytes;
+    return a;
+}
+
+void tr_arena_destroy(tr_arena *a) {
+    if (!a) return;
+    for (int64_t i = 0; i < a->count; i++)
+        a->allocator->free(a->allocator->self, a->chunks[i].base, a->chunks[i].bytes);
+    free(a);
+}
+
+static void out_of_memory(size_t bytes, size_t held) {
+    char text[160];
+    snprintf(text, sizeof text,
+             "out of memory: %zu more bytes wanted, %zu MiB held by this arena; use more ranks, a "
+             "smaller micro_batch_size or parallel.recompute",
+             bytes, held >> 20);
+    tr_print_error(text);
+    exit(70);
+}
+
+/* Makes chunk `now` one that holds `bytes`; an unused chunk that is too small is replaced. */
+static void next_chunk(tr_arena *a, size_t bytes) {
+    int64_t i = a->count == 0 ? 0 : a->now + 1;
+    size_t want = bytes > a->chunk_bytes ? bytes : a->chunk_bytes;
+    want = (want + 4095) / 4096 * 4096;
+    if (i < a->count && a->chunks[i].bytes < bytes) {
+        a->allocator->free(a->allocator->self, a->chunks[i].base, a->chunks[i].bytes);
+        a->held -= a->chunks[i].bytes;
+        a->chunks[i].base = NULL;
+    }
+    if (i == MAX_CHUNKS) out_of_memory(bytes, a->held);
+    if (i == a->count || !a->chunks[i].base) {
+        char *base = a->allocator->alloc(a->allocator->self, want);
+        if (!base) out_of_memory(bytes, a->held);
+        a->chunks[i].base = base;
+        a->chunks[i].bytes = want;
+        a->held += want;
+        if (i == a->count) a->count++;
+    }
+    a->now = i;
+    a->used = 0;
+}
+
+void *tr_arena_alloc(tr_arena *a, size_t bytes) {
+    bytes = (bytes + ALIGN - 1) / ALIGN * ALIGN;
+    a->total += bytes;
+    if (a->total > a->peak) a->peak = a->total;
+    if (!a->allocator) return NULL;
+    if (a->count == 0 || a->used + bytes > a->chunks[a->now].bytes) next_chunk(a, bytes);
+    void *p = a->chunks[a->now].base + a->used;
+    a->used += bytes;
+    return p;
+}
+
+tr_arena_mark tr_arena_get_mark(const tr_arena *a) {
+    return (tr_arena_mark){a->now, a->used, a->total};
+}
+
+void tr_arena_release(tr_arena *a, tr_arena_mark mark) {
+#ifndef NDEBUG /* what is released reads as NaN from now on (host memory only) */
+    if (a->allocator == tr_host_allocator())
+        for (int64_t i = mark.chunk; i < a->count && i <= a->now; i++) {
+            size_t from = i == mark.chunk ? mark.used : 0;
+            size_t to = i == a->now ? a->used : a->chunks[i].bytes;
+            memset(a->chunks[i].base + from, 0xff, to - from);
+        }
+#endif
+    a->now = mark.chunk;
+    a->used = mark.used;
+    a->total = mark.total;
+}
+
+void tr_arena_reset(tr_arena *a) { tr_arena_release(a, (tr_arena_mark){0, 0, 0}); }
+size_t tr_arena_used_bytes(const tr_arena *a) { return a->total; }
+size_t tr_arena_peak_bytes(const tr_arena *a) { return a->peak; }
+size_t tr_arena_held_bytes(const tr_arena *a) { return a->held; }

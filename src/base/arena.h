@@ -1,0 +1,41 @@
+/* arena.h - memory that is taken in order and given back all at once. Floor: base.
+ *
+ * An arena is a list of chunks from an allocator (a device's, or the host's). Allocation bumps a
+ * pointer; release goes back to a mark and keeps the chunks, so a training step allocates nothing
+ * from the system once the largest step has been seen. An arena without allocator only counts:
+ * planning memory and allocating it run the same code (pointers are then NULL). */
+#pragma once
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+typedef struct {
+    void *(*alloc)(void *self, size_t bytes);           /* NULL when there is no memory */
+    void (*free)(void *self, void *memory, size_t bytes);
+    void *self;
+} tr_allocator;
+
+/* Host memory, 4 KiB aligned, huge pages advised for large blocks. */
+const tr_allocator *tr_host_allocator(void);
+
+typedef struct tr_arena tr_arena;
+typedef struct {
+    int64_t chunk;
+    size_t used, total;
+} tr_arena_mark;
+
+/* Local. `allocator` borrowed; NULL makes a counting arena. */
+tr_arena *tr_arena_create(const tr_allocator *allocator, size_t chunk_bytes);
+void tr_arena_destroy(tr_arena *arena); /* NULL-safe */
+
+/* Local. 64-byte aligned, contents undefined. Ends the process (exit 70) when memory is out.
+ * 0 bytes gives a valid pointer. */
+void *tr_arena_alloc(tr_arena *arena, size_t bytes);
+tr_arena_mark tr_arena_get_mark(const tr_arena *arena);
+void tr_arena_release(tr_arena *arena, tr_arena_mark mark);
+void tr_arena_reset(tr_arena *arena);
+
+/* Bytes in use now, the most ever in use, and what is held from the allocator. */
+size_t tr_arena_used_bytes(const tr_arena *arena);
+size_t tr_arena_peak_bytes(const tr_arena *arena);
+size_t tr_arena_held_bytes(const tr_arena *arena);

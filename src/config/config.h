@@ -1,0 +1,128 @@
+/* config.h - every setting, resolved and checked. Floor: config.
+ *
+ * The rows in settings.c (key, type, default, range, help) are the one declaration of a setting: they
+ * parse, override, check, print and explain it. This struct is where the values end up. */
+#pragma once
+#include "base/dtype.h"
+#include "base/status.h"
+
+#include <stdio.h>
+
+typedef struct {
+    char *path;
+    double weight; /* relative; < 0: the entry had no weight */
+} tr_data_entry;
+
+typedef struct {
+    tr_data_entry *entries;
+    int64_t count;
+} tr_data_list;
+
+typedef struct {
+    int64_t *values;
+    int64_t count;
+} tr_int_list;
+
+typedef enum { TR_DEVICE_CPU } tr_device_kind;
+typedef enum { TR_SCHEDULE_1F1B, TR_SCHEDULE_GPIPE } tr_schedule_kind;
+typedef enum { TR_RECOMPUTE_NONE, TR_RECOMPUTE_SELECTIVE, TR_RECOMPUTE_FULL } tr_recompute;
+typedef enum { TR_LR_COSINE, TR_LR_LINEAR, TR_LR_CONSTANT, TR_LR_WSD } tr_lr_schedule;
+typedef enum { TR_RESUME_AUTO, TR_RESUME_NEVER, TR_RESUME_PATH } tr_resume;
+typedef enum { TR_AUX_MICRO_BATCH, TR_AUX_SEQUENCE, TR_AUX_GLOBAL_BATCH } tr_aux_scope;
+typedef enum { TR_DROP_POSITION, TR_DROP_PROBABILITY } tr_drop_policy;
+
+/* Hugging Face names (LlamaConfig, MixtralConfig, Qwen2MoeConfig, DeepseekV3Config). */
+typedef struct {
+    char *from, *init_from;
+    int64_t vocab_size, hidden_size, num_hidden_layers, num_attention_heads, num_key_value_heads;
+    int64_t head_dim, intermediate_size;
+    double rope_theta, rms_norm_eps, initializer_range;
+    int64_t sliding_window; /* 0: none */
+    bool tie_word_embeddings;
+    /* mixture of experts; num_experts 0 = dense */
+    int64_t num_experts, num_experts_per_tok, moe_intermediate_size;
+    int64_t shared_expert_intermediate_size; /* 0: no shared expert */
+    bool norm_topk_prob;
+    double router_aux_loss_coef, router_z_loss_coef;
+    tr_aux_scope router_aux_loss_scope;
+    double expert_capacity_factor; /* 0: dropless */
+    tr_drop_policy expert_drop_policy;
+    int64_t decoder_sparse_step, first_k_dense_replace;
+    tr_int_list mlp_only_layers;
+} tr_model_config;
+
+typedef struct {
+    struct {
+        char *name, *directory;
+        int64_t seed;
+        tr_device_kind device;
+        tr_dtype dtype;
+        int64_t threads;   /* 0: allowed cores / ranks on the node */
+        double peak_flops; /* a rank's, for MFU; 0: measured */
+    } run;
+    tr_model_config model;
+    struct {
+        int64_t pipeline, context, expert, tensor;
+        tr_schedule_kind schedule;
+        tr_recompute recompute;
+        int64_t bucket_elems; /* gradient bucket size */
+    } parallel;
+    struct {
+        tr_data_list train, validation;
+        int64_t sequence_length;
+        int64_t pad_id;        /* -1: none. Pads are neither predicted, routed nor counted */
+        double bytes_per_token; /* for bits per byte */
+        bool mask;             /* FILE.mask beside each data file: one byte a token, 0 = not predicted */
+    } data;
+    struct {
+        int64_t steps, global_batch_size, micro_batch_size, evaluate_every, evaluate_batches;
+        int64_t max_skipped_steps; /* consecutive non-finite steps before exit 70 */
+    } training;
+    struct {
+        double learning_rate, min_learning_rate;
+        int64_t warmup_steps, decay_steps; /* decay_steps: WSD's last part */
+        tr_lr_schedule schedule;
+        double beta1, beta2, epsilon, weight_decay, clip;
+    } optimizer;
+    struct {
+        char *directory;
+        int64_t every, keep;
+        tr_resume resume;
+        char *resume_path; /* with TR_RESUME_PATH */
+    } checkpoint;
+    struct {
+        int64_t every;
+        bool samples;
+        bool tensorboard;
+    } log;
+} tr_config;
+
+/* Local, the same on every rank that reads the same bytes. Reads the file, applies `sets`
+ * ("section.key=value", YAML values), fills defaults, checks every key by itself and all that can be
+ * checked without knowing the world. TR_ERR_MISSING, or TR_ERR_USAGE naming file, line, key, value
+ * and what would do. *config_p is set only on success. */
+tr_status tr_config_read(const char *path, int nsets, char *const *sets, tr_config **config_p);
+/* The same from text (a checkpoint's stored config); `name` is used in messages. */
+tr_status tr_config_parse(const char *text, const char *name, int nsets, char *const *sets,
+                          tr_config **config_p);
+void tr_config_destroy(tr_config *config); /* NULL-safe */
+
+/* Local. The resolved config as YAML that reads back to the same values. Caller frees. */
+char *tr_config_print(const tr_config *config);
+/* Local. The sections whose change forbids a resume (model, and what data is read in which order), in
+ * the same form: equal text, same job. Caller frees. */
+char *tr_config_identity(const tr_config *config);
+/* Local. Names of the first differing key of two configs' identities, for messages. Caller frees;
+ * NULL if none differ. */
+char *tr_config_difference(const tr_config *a, const tr_config *b);
+
+/* Local. Checks that need the world's size: divisibility of batch, experts, sequence, layers.
+ * *data_p gets the size of the data axis. TR_ERR_USAGE with both numbers and the nearest that work. */
+tr_status tr_config_check_world(const tr_config *config, int world, int64_t *data_p);
+
+/* The table of settings as text, wrapped to 100 columns. */
+void tr_config_help(FILE *to);
+
+/* Local. Whether layer `i` has experts (decoder_sparse_step, mlp_only_layers,
+ * first_k_dense_replace, num_experts). */
+bool tr_config_layer_is_moe(const tr_model_config *model, int64_t layer);

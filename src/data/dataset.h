@@ -1,0 +1,39 @@
+/* dataset.h - token files and the order in which samples are read. Floor: data.
+ *
+ * A file is one long stream of tokens; sample i of a file covers tokens [i*S, i*S + S], S + 1 of them
+ * (S inputs and, shifted by one, S labels), so a file of n tokens has (n-1)/S samples. Without weights
+ * the samples of all files form one set and each epoch visits each exactly once in an order that is a
+ * seeded permutation evaluated by index (a Feistel network with cycle walking: nothing is stored), a
+ * new one each epoch. With weights, files are drawn in fixed proportion, each in its own epochs. The
+ * position of a run is the number of samples consumed: nothing else has to be saved. */
+#pragma once
+#include "base/status.h"
+#include "config/config.h"
+
+typedef struct tr_dataset tr_dataset;
+
+typedef struct {
+    const tr_data_list *files; /* borrowed during open */
+    int64_t sequence_length;
+    int64_t vocab_size;
+    int64_t pad_id; /* -1 none */
+    bool mask;      /* FILE.mask beside each file */
+    bool shuffle;   /* false: file order (validation) */
+    uint64_t seed;
+} tr_dataset_options;
+
+/* Local. Maps the files. TR_ERR_MISSING, or TR_ERR_DATA naming file and what is wrong (unknown
+ * header, odd size, fewer than S+1 tokens, vocabulary < 256 for bytes, ...). */
+tr_status tr_dataset_open(const tr_dataset_options *options, tr_dataset **dataset_p);
+void tr_dataset_close(tr_dataset *dataset); /* NULL-safe */
+
+int64_t tr_dataset_samples(const tr_dataset *dataset); /* in one epoch */
+int64_t tr_dataset_tokens(const tr_dataset *dataset);
+/* Depends on names' order, sizes and a sample of contents: the same data in the same order. */
+uint64_t tr_dataset_fingerprint(const tr_dataset *dataset);
+
+/* Local. The sample at `position` >= 0 of the endless order. input[S], label[S] (-1: not predicted:
+ * pads, masked), valid[S] (0: pad). *id_p (nullable) gets the sample's number in the set (files in
+ * order). TR_ERR_DATA naming file, token, position and vocabulary when a token is too large. */
+tr_status tr_dataset_sample(const tr_dataset *dataset, int64_t position, int32_t *input,
+                            int32_t *label, uint8_t *valid, int64_t *id_p);

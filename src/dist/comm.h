@@ -1,0 +1,91 @@
+/* comm.h - messages between the ranks of one group. Floor: dist.
+ *
+ * Every operation is split-phase: begin -> request -> tr_end, so compute can run in between.
+ * Buffers belong to the operation until tr_end returns. Order: all ranks of a communicator begin
+ * the same collectives in the same order; requests may end in any order that is the same on all
+ * ranks. Operations are ordered after what was enqueued on `stream` (NULL: host only), and tr_end
+ * returns when the result may be used by work enqueued on it.
+ *
+ * Counts are 64-bit elements or bytes; MPI's int counts are met by one chunking helper
+ * (tr_comm_set_chunk_limit lowers the limit for tests). Requests come from a pool: nothing is
+ * allocated inside a step. A failed MPI call ends the job through tr_abort (a broken peer cannot be
+ * repaired); only tr_agree returns errors.
+ *
+ * Inside one node, buffers from tr_comm_alloc live in a window that all ranks of the communicator
+ * share: reduce_scatter and all_gather on them read the peers' memory directly and add in rank
+ * order (so results are repeatable); other buffers and other nodes go through MPI. */
+#pragma once
+#include "base/dtype.h"
+#include "base/status.h"
+
+typedef struct tr_stream tr_stream;   /* kernels/device.h */
+typedef struct tr_comm tr_comm;       /* the ranks of one group */
+typedef struct tr_request tr_request; /* an operation that has begun */
+typedef enum { TR_SUM, TR_MAX, TR_MIN } tr_op;
+
+/* Collective on all processes. Starts MPI (with the HDF5 read fix in its environment) and returns
+ * the world. A single process without mpirun works. */
+tr_comm *tr_comm_start(int *argc, char ***argv);
+/* Collective. Ends MPI. */
+void tr_comm_stop(tr_comm *world);
+
+/* Collective on `parent`. Ranks with equal color (>= 0) form a communicator, ordered by key;
+ * color < 0: none, returns NULL. */
+tr_comm *tr_comm_split(tr_comm *parent, int color, int key);
+void tr_comm_free(tr_comm *comm); /* NULL-safe. Collective on comm. */
+
+int tr_comm_rank(const tr_comm *comm);
+int tr_comm_size(const tr_comm *comm);
+int tr_comm_node_size(const tr_comm *comm); /* how many of its ranks are on this node */
+void *tr_comm_mpi(tr_comm *comm);           /* its MPI_Comm, for HDF5: *(MPI_Comm *)result */
+
+/* Collective on comm. Zeroed memory, 4 KiB aligned, shared inside the node where possible. */
+void *tr_comm_alloc(tr_comm *comm, int64_t bytes);
+void tr_comm_free_memory(tr_comm *comm, void *memory); /* Collective. NULL-safe. */
+
+/* Point to point, matched by (peer, tag), tag < 1000, in order. bytes may be 0. */
+tr_request *tr_send_begin(tr_comm *comm, tr_stream *stream, int peer, int tag, const void *buffer,
+                          int64_t bytes);
+tr_request *tr_recv_begin(tr_comm *comm, tr_stream *stream, int peer, int tag, void *buffer,
+                          int64_t bytes);
+
+/* Collective on comm; a communicator of one rank copies or does nothing. */
+tr_request *tr_barrier_begin(tr_comm *comm);
+tr_request *tr_broadcast_begin(tr_comm *comm, tr_stream *stream, int root, void *buffer,
+                               int64_t bytes);
+/* In place over buffer[n]; t is F32, F64, I32 or I64. */
+tr_request *tr_all_reduce_begin(tr_comm *comm, tr_stream *stream, tr_op op, tr_dtype t,
+                                void *buffer, int64_t n);
+/* buffer[size*n]: afterwards [rank*n, rank*n + n) holds the sum over ranks, the rest is undefined.
+ * t is F32. */
+tr_request *tr_reduce_scatter_begin(tr_comm *comm, tr_stream *stream, tr_dtype t, void *buffer,
+                                    int64_t n);
+/* buffer[size*n]: every rank's [rank*n, rank*n + n) reaches all. */
+tr_request *tr_all_gather_begin(tr_comm *comm, tr_stream *stream, tr_dtype t, void *buffer,
+                                int64_t n);
+/* Rank r gets send_rows[r] rows of row_bytes; blocks lie in rank order in send and recv. Count
+ * arrays are host memory [size], read before begin returns. */
+tr_request *tr_all_to_all_begin(tr_comm *comm, tr_stream *stream, const void *send,
+                                const int64_t *send_rows, void *recv, const int64_t *recv_rows,
+                                int64_t row_bytes);
+
+/* Waits and gives the request back; NULL does nothing. */
+void tr_end(tr_request *request);
+/* True when tr_end would not wait. Drives progress; call it between slices of compute. */
+bool tr_test(tr_request *request);
+
+/* Collective on comm. OK if every rank passes OK; else all return the status of the lowest failing
+ * rank, and rank 0 of `comm` holds that rank's message (tr_error_message). */
+tr_status tr_agree(tr_comm *comm, tr_status status);
+
+/* Local, never returns: prints the text with this rank's place (tr_abort_place) and ends the job
+ * with exit code 70 through MPI_Abort. For broken invariants and failed MPI calls only. */
+void tr_abort(const char *format, ...) __attribute__((format(printf, 1, 2), noreturn));
+/* Local. What tr_abort says about where we are, as "pipeline 1 data 0"; and the current step. */
+void tr_abort_place(const char *place);
+void tr_abort_step(int64_t step);
+
+/* Test switches, process-wide, set before the first operation. Also read from the environment:
+ * TRIREME_CHUNK_LIMIT (elements per MPI call), TRIREME_SYNCHRONOUS=1 (every send is MPI_Issend). */
+void tr_comm_set_chunk_limit(int64_t elems);
+void tr_comm_set_synchronous(bool on);
