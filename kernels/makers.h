@@ -1,0 +1,21 @@
+/* makers.h - who fills which rows of the kernel table. Floor: kernels, internal.
+ * Each function sets the rows of its concept; cpu functions leave a row alone when they have nothing
+ * faster for that level. */
+#pragma once
+#include "kernels/kernels.h"
+
+typedef enum { TR_CPU_PORTABLE, TR_CPU_AVX2, TR_CPU_AVX512, TR_CPU_AVX512_BF16 } tr_cpu_level;
+
+void tr_ref_linear(tr_kernels *k);    /* gemm, grouped_gemm, grouped_gemm_weight */
+void tr_ref_layers(tr_kernels *k);    /* rmsnorm, rope, swiglu, add, cast */
+void tr_ref_loss(tr_kernels *k);      /* embedding, cross_entropy */
+void tr_ref_moe(tr_kernels *k);       /* router_*, moe_*, gather/combine rows */
+void tr_ref_attention(tr_kernels *k);
+void tr_ref_optimizer(tr_kernels *k); /* adamw, sum_squares */
+
+void tr_cpu_linear(tr_kernels *k, tr_cpu_level level);
+void tr_cpu_layers(tr_kernels *k, tr_cpu_level level);
+void tr_cpu_loss(tr_kernels *k, tr_cpu_level level);
+void tr_cpu_moe(tr_kernels *k, tr_cpu_level level);
+void tr_cpu_attention(tr_kernels *k, tr_cpu_level level);
+void tr_cpu_optimizer(tr_kernels *k, tr_cpu_level level);
