@@ -1,0 +1,30 @@
+/* scratch.c - one growing block a thread. Floor: kernels.
+ * Kernels get no context to keep memory in, and OpenMP's threads outlive every call: so the block is
+ * thread-local, the one state of this floor. */
+#include "kernels/cpu/scratch.h"
+
+#include "base/arena.h"
+#include "base/log.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+
+void *tr_scratch(size_t bytes) {
+    static _Thread_local struct {
+        void *memory;
+        size_t bytes;
+    } mine;
+    if (bytes <= mine.bytes) return mine.memory;
+    const tr_allocator *host = tr_host_allocator();
+    if (mine.memory) host->free(host->self, mine.memory, mine.bytes);
+    mine.bytes = (bytes + 4095) / 4096 * 4096;
+    mine.memory = host->alloc(host->self, mine.bytes);
+    if (!mine.memory) {
+        char text[80];
+        snprintf(text, sizeof text, "out of memory: a kernel wanted %zu bytes of work memory",
+                 bytes);
+        tr_print_error(text);
+        exit(70);
+    }
+    return mine.memory;
+}

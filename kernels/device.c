@@ -1,0 +1,133 @@
+/* device.c - the CPU as a device: memory, a stream that runs everything at once, and the choice of
+ * kernels by what the processor offers. Floor: kernels. */
+#include "kernels/device.h"
+
+#include "kernels/makers.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+struct tr_stream {
+    tr_device *device; /* borrowed */
+};
+
+typedef struct {
+    tr_device device;
+    tr_kernels kernels;
+} cpu_device;
+
+enum { REF = -1 }; /* below every tr_cpu_level */
+
+static const struct {
+    int level;
+    const char *level_name, *device_name;
+} levels[] = {{REF, "ref", "cpu ref"},
+              {TR_CPU_PORTABLE, "portable", "cpu portable"},
+              {TR_CPU_AVX2, "avx2", "cpu avx2"},
+              {TR_CPU_AVX512, "avx512", "cpu avx512"},
+              {TR_CPU_AVX512_BF16, "avx512bf16", "cpu avx512 bf16"}};
+
+static int best_level(void) {
+#if defined(__x86_64__)
+    bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
+                __builtin_cpu_supports("bmi2") && __builtin_cpu_supports("f16c");
+    bool avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+                  __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+    if (avx512 && __builtin_cpu_supports("avx512bf16")) return TR_CPU_AVX512_BF16;
+    if (avx512) return TR_CPU_AVX512;
+    if (avx2) return TR_CPU_AVX2;
+#endif
+    return TR_CPU_PORTABLE;
+}
+
+/* Denormals cost up to a hundred cycles each: results round to zero and inputs read as zero.
+ * Threads made later inherit this from the one that makes them. */
+static void flush_denormals(void) {
+#pragma omp parallel
+    {
+#if defined(__x86_64__)
+        _mm_setcsr(_mm_getcsr() | 0x8040);
+#elif defined(__aarch64__)
+        uint64_t fpcr;
+        __asm__ volatile("mrs %0, fpcr" : "=r"(fpcr));
+        __asm__ volatile("msr fpcr, %0" : : "r"(fpcr | UINT64_C(1) << 24));
+#endif
+    }
+}
+
+static tr_stream *stream_create(tr_device *device) {
+    tr_stream *s = malloc(sizeof *s);
+    if (!s) abort();
+    s->device = device;
+    return s;
+}
+
+static void stream_destroy(tr_stream *stream) {
+    free(stream);
+}
+static void stream_wait(tr_stream *stream) {
+    (void)stream;
+}
+
+static void copy(tr_stream *stream, void *to, const void *from, size_t bytes, tr_copy_kind kind) {
+    (void)stream, (void)kind;
+    if (bytes) memmove(to, from, bytes);
+}
+
+static void zero(tr_stream *stream, void *memory, size_t bytes) {
+    (void)stream;
+    if (bytes) memset(memory, 0, bytes);
+}
+
+static void fill_table(tr_kernels *k, int level) {
+    tr_kernels_ref(k);
+    if (level == REF) return;
+    tr_cpu_linear(k, (tr_cpu_level)level);
+    tr_cpu_layers(k, (tr_cpu_level)level);
+    tr_cpu_loss(k, (tr_cpu_level)level);
+    tr_cpu_moe(k, (tr_cpu_level)level);
+    tr_cpu_attention(k, (tr_cpu_level)level);
+    tr_cpu_optimizer(k, (tr_cpu_level)level);
+}
+
+/* The row of `levels` asked for, or -1 with a message. */
+static int find_level(const char *level) {
+    int best = best_level(), count = (int)(sizeof levels / sizeof *levels);
+    for (int i = 0; i < count; i++) {
+        if (level ? strcmp(level, levels[i].level_name) != 0 : levels[i].level != best) continue;
+        if (levels[i].level <= best) return i;
+        tr_fail(TR_ERR_USAGE, "this processor has no %s; its best level is %s", level,
+                levels[best - REF].level_name);
+        return -1;
+    }
+    tr_fail(TR_ERR_USAGE,
+            "CPU level '%s' is not known; use ref, portable, avx2, avx512 or avx512bf16", level);
+    return -1;
+}
+
+tr_device *tr_device_cpu(const char *level) {
+    const char *wish = getenv("TRIREME_CPU_LEVEL");
+    int i = find_level(level || !wish || !*wish ? level : wish);
+    if (i < 0) return NULL;
+    cpu_device *d = calloc(1, sizeof *d);
+    if (!d) abort();
+    flush_denormals();
+    fill_table(&d->kernels, levels[i].level);
+    d->device = (tr_device){.name = levels[i].device_name,
+                            .kernels = &d->kernels,
+                            .allocator = *tr_host_allocator(),
+                            .stream_create = stream_create,
+                            .stream_destroy = stream_destroy,
+                            .stream_wait = stream_wait,
+                            .copy = copy,
+                            .zero = zero};
+    return &d->device;
+}
+
+void tr_device_destroy(tr_device *device) {
+    free(device);
+}
