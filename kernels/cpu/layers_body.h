@@ -1,0 +1,399 @@
+/* layers_body.h - norm, rotary positions, SwiGLU, sums and casts, compiled once for every
+ * instruction set by the small files that include it (TR_LAYERS is the function they make). Floor:
+ * kernels.
+ *
+ * All but rope are bound by memory: each array is read once and written once, in rows that stay in
+ * the first cache between two passes. bf16 is converted in registers. */
+#include "kernels/cpu/scratch.h"
+#include "kernels/cpu/threads.h"
+#include "kernels/cpu/vec.h"
+#include "kernels/makers.h"
+
+#include <math.h>
+
+enum { ACCUMULATORS = 4 }; /* independent sums, to hide the latency of an addition */
+
+static int64_t min_i64(int64_t a, int64_t b) {
+    return a < b ? a : b;
+}
+static int64_t element_bytes(tr_dtype t) {
+    return (int64_t)tr_dtype_bytes(t);
+}
+
+/* --- rmsnorm ------------------------------------------------------------------------------- */
+
+typedef struct {
+    tr_dtype t;
+    void *y;
+    float *rstd;
+    const void *x, *w;
+    int64_t C, stride;
+    float eps;
+} norm_args;
+
+VEC_FN void norm_rows(tr_dtype t, const norm_args *a, int64_t begin, int64_t end) {
+    int64_t C = a->C;
+    for (int64_t n = begin; n < end; n++) {
+        int64_t row = n * a->stride;
+        vec sum[ACCUMULATORS] = {0};
+        for (int64_t c = 0; c < C; c += ACCUMULATORS * VEC)
+            for (int u = 0; u < ACCUMULATORS; u++) {
+                int64_t at = c + u * VEC;
+                vec x = vec_load_n(t, a->x, row + at, C - at);
+                sum[u] = vec_fma(x, x, sum[u]);
+            }
+        float total = vec_sum((sum[0] + sum[1]) + (sum[2] + sum[3]));
+        float r = 1 / sqrtf(total / (float)C + a->eps);
+        a->rstd[n] = r;
+        for (int64_t c = 0; c < C; c += VEC) {
+            vec x = vec_load_n(t, a->x, row + c, C - c), w = vec_load_n(t, a->w, c, C - c);
+            vec_store_n(t, a->y, row + c, C - c, x * w * r);
+        }
+    }
+}
+
+static void norm_range(const void *args, int64_t begin, int64_t end) {
+    const norm_args *a = args;
+    if (a->t == TR_BF16)
+        norm_rows(TR_BF16, a, begin, end);
+    else
+        norm_rows(TR_F32, a, begin, end);
+}
+
+static void rmsnorm_forward(tr_stream *s, tr_dtype t, void *y, float *rstd, const void *x,
+                            const void *w, int64_t N, int64_t C, int64_t stride, float eps) {
+    (void)s;
+    norm_args a = {t, y, rstd, x, w, C, stride, eps};
+    tr_for_range(norm_range, &a, N, 2 * N * C * element_bytes(t));
+}
+
+/* The weight gradient is summed in chunks of rows whose number depends on N alone, each into its
+ * own row of `partial`; the chunks are then added in order: the same bits for every number of
+ * threads. */
+enum { NORM_CHUNKS = 64, NORM_CHUNK_MIN_ROWS = 16 };
+
+typedef struct {
+    tr_dtype t;
+    void *dx;
+    float *dw;
+    const void *dy, *x, *w;
+    const float *rstd;
+    const void *residual;
+    int64_t N, C, stride, chunk_rows, chunks;
+    float *partial; /* [chunks, C] */
+} norm_grad_args;
+
+/* One row: dw_sum += dy x rstd, and dx = residual + rstd (dy w - x rstd^2 mean(dy w x)). */
+VEC_FN void norm_grad_row(tr_dtype t, const norm_grad_args *a, int64_t n, float *dw_sum) {
+    int64_t C = a->C, row = n * a->stride;
+    float r = a->rstd[n];
+    vec sum[2] = {0};
+    for (int64_t c = 0; c < C; c += 2 * VEC)
+        for (int u = 0; u < 2; u++) {
+            int64_t at = c + u * VEC;
+            vec dy = vec_load_n(t, a->dy, row + at, C - at);
+            vec x = vec_load_n(t, a->x, row + at, C - at);
+            vec w = vec_load_n(t, a->w, at, C - at), dw = vec_load_n(TR_F32, dw_sum, at, C - at);
+            vec product = dy * x;
+            sum[u] = vec_fma(product, w, sum[u]);
+            vec_store_n(TR_F32, dw_sum, at, C - at, vec_fma(product, vec_set(r), dw));
+        }
+    vec slope = vec_set(-r * r * r * (vec_sum(sum[0] + sum[1]) / (float)C));
+    for (int64_t c = 0; c < C; c += VEC) {
+        vec dy = vec_load_n(t, a->dy, row + c, C - c), w = vec_load_n(t, a->w, c, C - c);
+        vec x = vec_load_n(t, a->x, row + c, C - c), base = {0};
+        if (a->residual) base = vec_load_n(t, a->residual, row + c, C - c);
+        vec_store_n(t, a->dx, row + c, C - c, base + vec_fma(dy * w, vec_set(r), x * slope));
+    }
+}
+
+VEC_FN void norm_grad_chunks(tr_dtype t, const norm_grad_args *a, int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; i++) {
+        float *dw_sum = a->partial + i * a->C;
+        memset(dw_sum, 0, (size_t)a->C * sizeof *dw_sum);
+        int64_t last = min_i64((i + 1) * a->chunk_rows, a->N);
+        for (int64_t n = i * a->chunk_rows; n < last; n++) norm_grad_row(t, a, n, dw_sum);
+    }
+}
+
+static void norm_grad_range(const void *args, int64_t begin, int64_t end) {
+    const norm_grad_args *a = args;
+    if (a->t == TR_BF16)
+        norm_grad_chunks(TR_BF16, a, begin, end);
+    else
+        norm_grad_chunks(TR_F32, a, begin, end);
+}
+
+/* Columns begin..end-1 of the chunks, summed in fp64. */
+static void norm_sum_range(const void *args, int64_t begin, int64_t end) {
+    const norm_grad_args *a = args;
+    enum { COLUMNS = 64 };
+    for (int64_t c = begin; c < end; c += COLUMNS) {
+        int64_t n = min_i64(COLUMNS, end - c);
+        double sum[COLUMNS] = {0};
+        for (int64_t i = 0; i < a->chunks; i++)
+            for (int64_t j = 0; j < n; j++) sum[j] += (double)a->partial[i * a->C + c + j];
+        for (int64_t j = 0; j < n; j++) a->dw[c + j] += (float)sum[j];
+    }
+}
+
+static void rmsnorm_backward(tr_stream *s, tr_dtype t, void *dx, float *dw, const void *dy,
+                             const void *x, const void *w, const float *rstd, const void *residual,
+                             int64_t N, int64_t C, int64_t stride) {
+    (void)s;
+    if (N <= 0) return;
+    int64_t rows = (N + NORM_CHUNKS - 1) / NORM_CHUNKS;
+    if (rows < NORM_CHUNK_MIN_ROWS) rows = NORM_CHUNK_MIN_ROWS;
+    int64_t chunks = (N + rows - 1) / rows;
+    norm_grad_args a = {t, dx, dw, dy, x, w, rstd, residual, N, C, stride, rows, chunks, NULL};
+    a.partial = tr_scratch((size_t)(chunks * C) * sizeof(float));
+    int64_t arrays = residual ? 4 : 3;
+    tr_for_range(norm_grad_range, &a, chunks, arrays * N * C * element_bytes(t));
+    tr_for_range(norm_sum_range, &a, C, chunks * C * (int64_t)sizeof(float));
+}
+
+/* --- rope ---------------------------------------------------------------------------------- */
+
+enum { ROPE_PAIRS = 128 }; /* pairs whose sine and cosine are held at a time */
+
+typedef struct {
+    tr_dtype t;
+    void *x;
+    const int32_t *position;
+    const uint64_t *turns; /* [pairs] freq/2pi in 2^-64 turns, whole turns dropped */
+    int64_t heads, D, F, row, first_pair, pairs;
+    bool interleaved;
+    float factor;
+    int direction;
+} rope_args;
+
+/* cosine[i], sine[i] of position*freq[i], times factor. Angles are 64-bit fractions of a turn: the
+ * product drops whole turns by itself and is exact to 2^-36 of a turn at position 2^20. Then the
+ * nearest quarter turn is taken off and Taylor's series used up to pi/4 (rest below 2e-9). */
+VEC_FN void rope_angles(const rope_args *a, int32_t position, float *cosine, float *sine) {
+#pragma omp simd
+    for (int64_t i = 0; i < a->pairs; i++) {
+        uint32_t turn = (uint32_t)((a->turns[i] * (uint64_t)(int64_t)position) >> 32);
+        uint32_t quarter = (turn + 0x20000000u) >> 30;
+        float r = (float)(int32_t)(turn - (quarter << 30)) * 0x1.921fb6p-30f;
+        float q = r * r;
+        float s = scalar_fma(q, 1.0f / 362880, -1.0f / 5040);
+        s = scalar_fma(s, q, 1.0f / 120);
+        s = scalar_fma(s, q, -1.0f / 6);
+        s = scalar_fma(s * q, r, r);
+        float c = scalar_fma(q, -1.0f / 3628800, 1.0f / 40320);
+        c = scalar_fma(c, q, -1.0f / 720);
+        c = scalar_fma(c, q, 1.0f / 24);
+        c = scalar_fma(c, q, -0.5f);
+        c = scalar_fma(c, q, 1.0f);
+        float x = quarter & 1 ? s : c, y = quarter & 1 ? c : s;
+        cosine[i] = (quarter + 1) & 2 ? -x * a->factor : x * a->factor;
+        sine[i] = quarter & 2 ? -y * a->factor : y * a->factor;
+    }
+}
+
+VEC_FN void rope_halves(tr_dtype t, const rope_args *a, int64_t at, const float *cosine,
+                        const float *sine) {
+    for (int64_t i = 0; i < a->pairs; i += VEC) {
+        int64_t left = a->pairs - i;
+        vec c = vec_load_n(TR_F32, cosine, i, left), s = vec_load_n(TR_F32, sine, i, left);
+        for (int64_t h = 0; h < a->heads; h++) {
+            int64_t low = at + h * a->D + i, high = low + a->F;
+            vec x = vec_load_n(t, a->x, low, left), y = vec_load_n(t, a->x, high, left);
+            vec_store_n(t, a->x, low, left, vec_fma(x, c, -(y * s)));
+            vec_store_n(t, a->x, high, left, vec_fma(x, s, y * c));
+        }
+    }
+}
+
+/* Cosine c c, sine -s s for every pair, times x and x with neighbours swapped. */
+VEC_FN void rope_neighbours(tr_dtype t, const rope_args *a, int64_t at, const float *cosine,
+                            const float *sine) {
+    float c2[2 * ROPE_PAIRS], s2[2 * ROPE_PAIRS];
+    int64_t width = 2 * a->pairs;
+    for (int64_t i = 0; i < a->pairs; i++) {
+        c2[2 * i] = c2[2 * i + 1] = cosine[i];
+        s2[2 * i] = -sine[i];
+        s2[2 * i + 1] = sine[i];
+    }
+    for (int64_t i = 0; i < width; i += VEC) {
+        int64_t left = width - i;
+        vec c = vec_load_n(TR_F32, c2, i, left), s = vec_load_n(TR_F32, s2, i, left);
+        for (int64_t h = 0; h < a->heads; h++) {
+            int64_t where = at + h * a->D + i;
+            vec x = vec_load_n(t, a->x, where, left);
+            vec_store_n(t, a->x, where, left, vec_fma(x, c, vec_swap_pairs(x) * s));
+        }
+    }
+}
+
+VEC_FN void rope_rows(tr_dtype t, const rope_args *a, int64_t begin, int64_t end) {
+    float cosine[ROPE_PAIRS], sine[ROPE_PAIRS];
+    for (int64_t n = begin; n < end; n++) {
+        rope_angles(a, a->position[n] * a->direction, cosine, sine);
+        int64_t row = n * a->row;
+        if (a->interleaved)
+            rope_neighbours(t, a, row + 2 * a->first_pair, cosine, sine);
+        else
+            rope_halves(t, a, row + a->first_pair, cosine, sine);
+    }
+}
+
+static void rope_range(const void *args, int64_t begin, int64_t end) {
+    const rope_args *a = args;
+    if (a->t == TR_BF16)
+        rope_rows(TR_BF16, a, begin, end);
+    else
+        rope_rows(TR_F32, a, begin, end);
+}
+
+static void rope(tr_stream *s, tr_dtype t, void *x, const int32_t *position, const float *freq,
+                 int64_t N, int64_t heads, int64_t D, int64_t F, int64_t row, bool interleaved,
+                 float factor, int direction) {
+    (void)s;
+    uint64_t turns[ROPE_PAIRS];
+    rope_args a = {.t = t,
+                   .x = x,
+                   .position = position,
+                   .turns = turns,
+                   .heads = heads,
+                   .D = D,
+                   .F = F,
+                   .row = row,
+                   .interleaved = interleaved,
+                   .factor = factor,
+                   .direction = direction};
+    for (a.first_pair = 0; a.first_pair < F; a.first_pair += ROPE_PAIRS) {
+        a.pairs = min_i64(ROPE_PAIRS, F - a.first_pair);
+        for (int64_t i = 0; i < a.pairs; i++) {
+            double turn = (double)freq[a.first_pair + i] * 0x1.45f306dc9c883p-3; /* / 2pi */
+            turns[i] = (uint64_t)((turn - floor(turn)) * 0x1p64);
+        }
+        tr_for_range(rope_range, &a, N, 4 * N * heads * a.pairs * element_bytes(t));
+    }
+}
+
+/* --- element by element --------------------------------------------------------------------- */
+
+typedef struct {
+    tr_dtype t, from_t; /* from_t: only cast's source */
+    void *out, *out2;
+    const void *a, *b, *c;
+} map_args;
+
+VEC_FN vec sigmoid(vec x) {
+    return 1.0f / (1.0f + vec_exp(-x));
+}
+
+VEC_FN void swiglu_elements(tr_dtype t, const map_args *m, int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; i += VEC) {
+        vec gate = vec_load_n(t, m->a, i, end - i), up = vec_load_n(t, m->b, i, end - i);
+        vec_store_n(t, m->out, i, end - i, gate / (1.0f + vec_exp(-gate)) * up);
+    }
+}
+
+/* silu'(g) = sig (1 + g (1 - sig)), sig = sigmoid(g). */
+VEC_FN void swiglu_grad_elements(tr_dtype t, const map_args *m, int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; i += VEC) {
+        int64_t left = end - i;
+        vec dh = vec_load_n(t, m->a, i, left), gate = vec_load_n(t, m->b, i, left);
+        vec up = vec_load_n(t, m->c, i, left), sig = sigmoid(gate), silu = gate * sig;
+        vec slope = vec_fma(silu, 1.0f - sig, sig);
+        vec_store_n(t, m->out, i, left, dh * up * slope);
+        vec_store_n(t, m->out2, i, left, dh * silu);
+    }
+}
+
+VEC_FN void add_elements(tr_dtype t, const map_args *m, int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; i += VEC) {
+        vec y = vec_load_n(t, m->out, i, end - i), x = vec_load_n(t, m->a, i, end - i);
+        vec_store_n(t, m->out, i, end - i, y + x);
+    }
+}
+
+VEC_FN void cast_elements(tr_dtype to, tr_dtype from, const map_args *m, int64_t begin,
+                          int64_t end) {
+    for (int64_t i = begin; i < end; i += VEC)
+        vec_store_n(to, m->out, i, end - i, vec_load_n(from, m->a, i, end - i));
+}
+
+static void swiglu_range(const void *args, int64_t begin, int64_t end) {
+    const map_args *m = args;
+    if (m->t == TR_BF16)
+        swiglu_elements(TR_BF16, m, begin, end);
+    else
+        swiglu_elements(TR_F32, m, begin, end);
+}
+
+static void swiglu_grad_range(const void *args, int64_t begin, int64_t end) {
+    const map_args *m = args;
+    if (m->t == TR_BF16)
+        swiglu_grad_elements(TR_BF16, m, begin, end);
+    else
+        swiglu_grad_elements(TR_F32, m, begin, end);
+}
+
+static void add_range(const void *args, int64_t begin, int64_t end) {
+    const map_args *m = args;
+    if (m->t == TR_BF16)
+        add_elements(TR_BF16, m, begin, end);
+    else
+        add_elements(TR_F32, m, begin, end);
+}
+
+static void cast_range(const void *args, int64_t begin, int64_t end) {
+    const map_args *m = args;
+    if (m->t == m->from_t) {
+        int64_t bytes = element_bytes(m->t);
+        memcpy((char *)m->out + begin * bytes, (const char *)m->a + begin * bytes,
+               (size_t)((end - begin) * bytes));
+    } else if (m->t == TR_BF16) {
+        cast_elements(TR_BF16, TR_F32, m, begin, end);
+    } else {
+        cast_elements(TR_F32, TR_BF16, m, begin, end);
+    }
+}
+
+static int64_t used_rows(tr_rows rows) {
+    return rows.used ? min_i64(*rows.used, rows.max) : rows.max;
+}
+
+static void swiglu_forward(tr_stream *s, tr_dtype t, void *h, const void *gate, const void *up,
+                           tr_rows rows, int64_t C) {
+    (void)s;
+    map_args m = {.t = t, .out = h, .a = gate, .b = up};
+    int64_t n = used_rows(rows) * C;
+    tr_for_range(swiglu_range, &m, n, 3 * n * element_bytes(t));
+}
+
+static void swiglu_backward(tr_stream *s, tr_dtype t, void *dgate, void *dup, const void *dh,
+                            const void *gate, const void *up, tr_rows rows, int64_t C) {
+    (void)s;
+    map_args m = {.t = t, .out = dgate, .out2 = dup, .a = dh, .b = gate, .c = up};
+    int64_t n = used_rows(rows) * C;
+    tr_for_range(swiglu_grad_range, &m, n, 5 * n * element_bytes(t));
+}
+
+static void add(tr_stream *s, tr_dtype t, void *y, const void *x, int64_t n) {
+    (void)s;
+    map_args m = {.t = t, .out = y, .a = x};
+    tr_for_range(add_range, &m, n, 3 * n * element_bytes(t));
+}
+
+static void cast(tr_stream *s, tr_dtype to_t, void *to, tr_dtype from_t, const void *from,
+                 int64_t n) {
+    (void)s;
+    map_args m = {.t = to_t, .from_t = from_t, .out = to, .a = from};
+    tr_for_range(cast_range, &m, n, n * (element_bytes(to_t) + element_bytes(from_t)));
+}
+
+void TR_LAYERS(tr_kernels *k);
+void TR_LAYERS(tr_kernels *k) {
+    k->rmsnorm_forward = rmsnorm_forward;
+    k->rmsnorm_backward = rmsnorm_backward;
+    k->rope = rope;
+    k->swiglu_forward = swiglu_forward;
+    k->swiglu_backward = swiglu_backward;
+    k->add = add;
+    k->cast = cast;
+}

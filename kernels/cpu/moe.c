@@ -1,0 +1,221 @@
+/* moe.c - counting and sorting pairs of token and expert: integer work of N*k steps, the same code
+ * for every instruction set. Results do not depend on threads. Floor: kernels. */
+#include "kernels/cpu/threads.h"
+#include "kernels/makers.h"
+
+#include <string.h>
+
+static int64_t min_i64(int64_t a, int64_t b) {
+    return a < b ? a : b;
+}
+
+/* --- statistics ------------------------------------------------------------------------------ */
+
+enum { STATS_EXPERTS = 16 }; /* one cache line of probabilities */
+
+typedef struct {
+    const float *prob, *lse;
+    const int32_t *index;
+    const uint8_t *valid;
+    double *stats;
+    int64_t rows, E, k, blocks; /* rows a group, blocks of experts */
+} stats_args;
+
+/* Tokens, squared lse and choices of group g. */
+static void count_group(const stats_args *a, int64_t g) {
+    double *to = a->stats + g * (2 + 2 * a->E), tokens = 0, squares = 0;
+    memset(to + 2, 0, (size_t)a->E * sizeof *to);
+    for (int64_t n = g * a->rows; n < (g + 1) * a->rows; n++) {
+        if (a->valid && !a->valid[n]) continue;
+        tokens += 1;
+        squares += (double)a->lse[n] * (double)a->lse[n];
+        for (int64_t j = 0; j < a->k; j++) to[2 + a->index[n * a->k + j]] += 1;
+    }
+    to[0] = tokens;
+    to[1] = squares;
+}
+
+/* Sum of prob of group g over a few neighbouring experts. */
+static void sum_probs(const stats_args *a, int64_t g, int64_t block) {
+    int64_t first = block * STATS_EXPERTS, count = min_i64(STATS_EXPERTS, a->E - first);
+    double sum[STATS_EXPERTS] = {0};
+    for (int64_t n = g * a->rows; n < (g + 1) * a->rows; n++) {
+        if (a->valid && !a->valid[n]) continue;
+        const float *p = a->prob + n * a->E + first;
+        for (int64_t e = 0; e < count; e++) sum[e] += (double)p[e];
+    }
+    memcpy(a->stats + g * (2 + 2 * a->E) + 2 + a->E + first, sum, (size_t)count * sizeof *sum);
+}
+
+/* Item i is a block of experts of a group; the last of each group counts. */
+static void stats_range(const void *args, int64_t begin, int64_t end) {
+    const stats_args *a = args;
+    for (int64_t i = begin; i < end; i++) {
+        int64_t g = i / (a->blocks + 1), block = i % (a->blocks + 1);
+        if (block == a->blocks)
+            count_group(a, g);
+        else
+            sum_probs(a, g, block);
+    }
+}
+
+static void router_stats(tr_stream *s, const float *prob, const float *lse, const int32_t *index,
+                         const uint8_t *valid, double *stats, int64_t N, int64_t E, int64_t k,
+                         int64_t G) {
+    (void)s;
+    if (G <= 0) return;
+    int64_t blocks = (E + STATS_EXPERTS - 1) / STATS_EXPERTS;
+    stats_args a = {prob, lse, index, valid, stats, N / G, E, k, blocks};
+    tr_for_range(stats_range, &a, G * (blocks + 1), N * (E + k) * (int64_t)sizeof(float));
+}
+
+/* --- capacity -------------------------------------------------------------------------------- */
+
+enum { SELECT_EXPERTS = 256, SELECT_BITS = 4, SELECT_DIGITS = 1 << SELECT_BITS };
+
+typedef struct {
+    uint8_t *keep;
+    const int32_t *index;
+    const float *score;
+    int64_t S, E, k, capacity, blocks; /* blocks of experts handled together */
+    bool by_score;
+} capacity_args;
+
+/* Orders floats as unsigned integers. */
+static uint32_t order_of(float x) {
+    uint32_t u;
+    memcpy(&u, &x, sizeof u);
+    return u ^ (u >> 31 ? 0xffffffffu : 0x80000000u);
+}
+
+/* The pairs of one sequence, and the experts looked at: e of index, less `first`, below `count`. */
+typedef struct {
+    const int32_t *index;
+    const float *score;
+    int64_t pairs, first, count;
+} pair_set;
+
+/* The expert of pair i within the set, or -1. */
+static int64_t expert_of(const pair_set *p, int64_t i) {
+    int64_t e = p->index[i] - p->first;
+    return e >= 0 && e < p->count ? e : -1;
+}
+
+/* Finds for each expert the score of the pair that takes its last place (0 if places are left) by
+ * radix selection: four bits of the score a pass, from the highest. places[e] becomes the number of
+ * pairs of exactly that score that are kept. */
+static void select_threshold(const pair_set *p, uint32_t *threshold, int64_t *places) {
+    static const uint32_t digit_mask = SELECT_DIGITS - 1;
+    memset(threshold, 0, (size_t)p->count * sizeof *threshold);
+    for (int shift = 32 - SELECT_BITS; shift >= 0; shift -= SELECT_BITS) {
+        int64_t seen[SELECT_EXPERTS][SELECT_DIGITS] = {{0}};
+        uint32_t prefix = shift + SELECT_BITS == 32 ? 0 : ~0u << (shift + SELECT_BITS);
+        for (int64_t i = 0; i < p->pairs; i++) {
+            int64_t e = expert_of(p, i);
+            if (e < 0) continue;
+            uint32_t key = order_of(p->score[i]);
+            if (((key ^ threshold[e]) & prefix) == 0) seen[e][key >> shift & digit_mask]++;
+        }
+        for (int64_t e = 0; e < p->count; e++) {
+            uint32_t digit = digit_mask;
+            for (; digit > 0 && seen[e][digit] < places[e]; digit--) places[e] -= seen[e][digit];
+            threshold[e] |= digit << shift;
+        }
+    }
+}
+
+/* Items are blocks of experts of a sequence. */
+static void capacity_range(const void *args, int64_t begin, int64_t end) {
+    const capacity_args *a = args;
+    for (int64_t item = begin; item < end; item++) {
+        int64_t start = item / a->blocks * a->S * a->k;
+        int64_t first = item % a->blocks * SELECT_EXPERTS;
+        pair_set p = {a->index + start, a->score + start, a->S * a->k, first,
+                      min_i64(SELECT_EXPERTS, a->E - first)};
+        int64_t places[SELECT_EXPERTS];
+        uint32_t threshold[SELECT_EXPERTS];
+        for (int64_t e = 0; e < p.count; e++) places[e] = a->capacity;
+        if (a->by_score) select_threshold(&p, threshold, places);
+        for (int64_t i = 0; i < p.pairs; i++) {
+            int64_t e = expert_of(&p, i);
+            if (e < 0) continue;
+            uint32_t key = a->by_score ? order_of(p.score[i]) : 0;
+            uint32_t bar = a->by_score ? threshold[e] : 0;
+            a->keep[start + i] = key > bar || (key == bar && places[e]-- > 0);
+        }
+    }
+}
+
+static void router_capacity(tr_stream *s, uint8_t *keep, const int32_t *index, const float *score,
+                            int64_t B, int64_t S, int64_t E, int64_t k, int64_t capacity,
+                            bool by_score) {
+    (void)s;
+    if (B * S * k == 0) return;
+    memset(keep, 0, (size_t)(B * S * k));
+    int64_t blocks = (E + SELECT_EXPERTS - 1) / SELECT_EXPERTS;
+    capacity_args a = {keep, index, score, S, E, k, capacity, blocks, by_score};
+    tr_for_range(capacity_range, &a, B * blocks, B * S * k * 64);
+}
+
+/* --- sorting --------------------------------------------------------------------------------- */
+
+/* Counting sort. While rows are placed, offsets[e+1] is where the next row of expert e goes: at the
+ * end it is where expert e ends, as it should be. */
+static void moe_sort(tr_stream *s, int64_t *offsets, int32_t *row_of, int32_t *pair_of,
+                     const int32_t *index, const uint8_t *keep, int64_t N, int64_t E, int64_t k) {
+    (void)s;
+    int64_t pairs = N * k, rows = 0;
+    memset(offsets, 0, (size_t)(E + 1) * sizeof *offsets);
+    for (int64_t i = 0; i < pairs; i++)
+        if (index[i] >= 0 && (!keep || keep[i])) offsets[index[i] + 1]++;
+    for (int64_t e = 0; e < E; e++) {
+        int64_t count = offsets[e + 1];
+        offsets[e + 1] = rows;
+        rows += count;
+    }
+    for (int64_t i = 0; i < pairs; i++) {
+        row_of[i] = -1;
+        if (index[i] < 0 || (keep && !keep[i])) continue;
+        int64_t r = offsets[index[i] + 1]++;
+        row_of[i] = (int32_t)r;
+        pair_of[r] = (int32_t)i;
+    }
+}
+
+/* As moe_sort; rows of one source and expert are neighbours at both places. */
+static void moe_regroup(tr_stream *s, int64_t *offsets, int32_t *from, int32_t *to,
+                        const int64_t *counts, int64_t P, int64_t El) {
+    (void)s;
+    int64_t rows = 0, arrival = 0;
+    offsets[0] = 0;
+    for (int64_t e = 0; e < El; e++) {
+        offsets[e + 1] = rows;
+        for (int64_t p = 0; p < P; p++) rows += counts[p * El + e];
+    }
+    for (int64_t p = 0; p < P; p++)
+        for (int64_t e = 0; e < El; e++) {
+            int64_t r = offsets[e + 1], end = r + counts[p * El + e];
+            offsets[e + 1] = end;
+            for (; r < end; r++, arrival++) {
+                from[r] = (int32_t)arrival;
+                to[arrival] = (int32_t)r;
+            }
+        }
+}
+
+void tr_cpu_moe_portable(tr_kernels *k);
+void tr_cpu_moe_avx2(tr_kernels *k);
+void tr_cpu_moe_avx512(tr_kernels *k);
+
+void tr_cpu_moe(tr_kernels *k, tr_cpu_level level) {
+    k->router_stats = router_stats;
+    k->router_capacity = router_capacity;
+    k->moe_sort = moe_sort;
+    k->moe_regroup = moe_regroup;
+    if (level >= TR_CPU_AVX512)
+        tr_cpu_moe_avx512(k);
+    else if (level == TR_CPU_AVX2)
+        tr_cpu_moe_avx2(k);
+    else
+        tr_cpu_moe_portable(k);
+}

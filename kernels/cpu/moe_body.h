@@ -1,0 +1,268 @@
+/* moe_body.h - the parts of a mixture of experts that compute or move rows, compiled once for every
+ * instruction set by the small files that include it (TR_MOE is the function they make).
+ * Floor: kernels.
+ *
+ * Gathering and combining are bound by memory: each row is read and written once. Routing touches
+ * E floats a token, little beside the rest. */
+#include "kernels/cpu/threads.h"
+#include "kernels/cpu/vec.h"
+#include "kernels/makers.h"
+
+#include <math.h>
+
+enum { ACCUMULATORS = 4 }; /* independent sums, to hide the latency of an addition */
+
+static int64_t min_i64(int64_t a, int64_t b) {
+    return a < b ? a : b;
+}
+static int64_t element_bytes(tr_dtype t) {
+    return (int64_t)tr_dtype_bytes(t);
+}
+
+/* --- routing -------------------------------------------------------------------------------- */
+
+typedef struct {
+    const float *logits;
+    const uint8_t *valid;
+    float *prob, *lse;
+    int32_t *index;
+    float *weight;
+    int64_t E, k;
+    bool renormalise;
+} route_args;
+
+/* The experts of the k largest logits, largest first; ties go to the lowest expert. */
+static void top_k(int32_t *index /* [k] */, const float *x /* [E] */, int64_t E, int64_t k) {
+    int64_t held = 0;
+    for (int64_t e = 0; e < E; e++) {
+        if (held == k && !(x[e] > x[index[k - 1]])) continue;
+        int64_t at = held < k ? held++ : k - 1;
+        for (; at > 0 && x[e] > x[index[at - 1]]; at--) index[at] = index[at - 1];
+        index[at] = (int32_t)e;
+    }
+}
+
+/* prob = softmax(x); returns log(sum(exp(x))). */
+VEC_FN float softmax(float *prob, const float *x, float max, int64_t E) {
+    vec total = {0};
+    for (int64_t e = 0; e < E; e += VEC) {
+        vec p = vec_exp(vec_load_n(TR_F32, x, e, E - e) - max);
+        vec_store_n(TR_F32, prob, e, E - e, p);
+        total += vec_first(p, E - e);
+    }
+    float sum = vec_sum(total);
+    for (int64_t e = 0; e < E; e += VEC)
+        vec_store_n(TR_F32, prob, e, E - e, vec_load_n(TR_F32, prob, e, E - e) / sum);
+    return max + logf(sum);
+}
+
+static void route_range(const void *args, int64_t begin, int64_t end) {
+    const route_args *a = args;
+    int64_t E = a->E, k = a->k;
+    for (int64_t n = begin; n < end; n++) {
+        const float *x = a->logits + n * E;
+        float *prob = a->prob + n * E, *weight = a->weight + n * k, chosen = 0;
+        int32_t *index = a->index + n * k;
+        top_k(index, x, E, k);
+        a->lse[n] = softmax(prob, x, x[index[0]], E);
+        bool valid = !a->valid || a->valid[n];
+        for (int64_t j = 0; j < k; j++) chosen += prob[index[j]];
+        float divisor = a->renormalise ? chosen : 1;
+        for (int64_t j = 0; j < k; j++) {
+            weight[j] = valid ? prob[index[j]] / divisor : 0;
+            if (!valid) index[j] = -1;
+        }
+    }
+}
+
+static void router_forward(tr_stream *s, const float *logits, const uint8_t *valid, float *prob,
+                           float *lse, int32_t *index, float *weight, int64_t N, int64_t E,
+                           int64_t k, bool renormalise) {
+    (void)s;
+    route_args a = {logits, valid, prob, lse, index, weight, E, k, renormalise};
+    tr_for_range(route_range, &a, N, N * E * 16); /* comparing weighs as much as moving */
+}
+
+typedef struct {
+    float *dlogits;
+    const float *dweight, *prob, *lse;
+    const int32_t *index;
+    const float *weight;
+    const uint8_t *valid;
+    const float *prob_grad, *z_grad;
+    int64_t N, E, k, G;
+    bool renormalise;
+} route_grad_args;
+
+/* Gradient of the chosen prob number j of token n. With w_j = p_j / sum p:
+ * (dw_j - sum_i dw_i w_i) / sum p. */
+static float chosen_grad(const route_grad_args *a, int64_t n, int64_t j) {
+    const float *dw = a->dweight + n * a->k, *w = a->weight + n * a->k;
+    if (!a->renormalise) return dw[j];
+    float dot = 0, sum = 0;
+    for (int64_t i = 0; i < a->k; i++) {
+        dot += dw[i] * w[i];
+        sum += a->prob[n * a->E + a->index[n * a->k + i]];
+    }
+    return (dw[j] - dot) / sum;
+}
+
+/* dlogits = p (dp - <p, dp> + z lse): first for the gradient all experts have, then the chosen. */
+static void route_grad_token(const route_grad_args *a, int64_t n) {
+    int64_t E = a->E, k = a->dweight ? a->k : 0, g = n / (a->N / a->G);
+    const float *p = a->prob + n * E, *dp = a->prob_grad ? a->prob_grad + g * E : NULL;
+    const int32_t *index = a->index + n * a->k;
+    float *d = a->dlogits + n * E;
+    vec dot = {0}, none = {0};
+    for (int64_t e = 0; dp && e < E; e += VEC)
+        dot = vec_fma(vec_load_n(TR_F32, p, e, E - e), vec_load_n(TR_F32, dp, e, E - e), dot);
+    float mean = vec_sum(dot);
+    for (int64_t j = 0; j < k; j++) mean += p[index[j]] * chosen_grad(a, n, j);
+    float all = (a->z_grad ? a->z_grad[g] * a->lse[n] : 0) - mean;
+    for (int64_t e = 0; e < E; e += VEC) {
+        vec gradient = dp ? vec_load_n(TR_F32, dp, e, E - e) : none;
+        vec_store_n(TR_F32, d, e, E - e, vec_load_n(TR_F32, p, e, E - e) * (gradient + all));
+    }
+    for (int64_t j = 0; j < k; j++) d[index[j]] += p[index[j]] * chosen_grad(a, n, j);
+}
+
+static void route_grad_range(const void *args, int64_t begin, int64_t end) {
+    const route_grad_args *a = args;
+    for (int64_t n = begin; n < end; n++)
+        if (!a->valid || a->valid[n])
+            route_grad_token(a, n);
+        else
+            memset(a->dlogits + n * a->E, 0, (size_t)a->E * sizeof *a->dlogits);
+}
+
+static void router_backward(tr_stream *s, float *dlogits, const float *dweight, const float *prob,
+                            const float *lse, const int32_t *index, const float *weight,
+                            const uint8_t *valid, const float *prob_grad, const float *z_grad,
+                            int64_t N, int64_t E, int64_t k, int64_t G, bool renormalise) {
+    (void)s;
+    route_grad_args a = {dlogits,   dweight, prob, lse, index, weight, valid,
+                         prob_grad, z_grad,  N,    E,   k,     G,      renormalise};
+    tr_for_range(route_grad_range, &a, N, N * E * 8);
+}
+
+/* --- moving rows ----------------------------------------------------------------------------- */
+
+typedef struct {
+    tr_dtype t;
+    void *y; /* dweight of combine_rows_weight */
+    const void *x, *dy;
+    const int32_t *map; /* from or row_of */
+    const float *weight;
+    int64_t divisor, k, H;
+    float beta;
+} move_args;
+
+VEC_FN void gather_scaled(tr_dtype t, const move_args *a, int64_t r, int64_t source, float weight) {
+    int64_t H = a->H;
+    for (int64_t h = 0; h < H; h += VEC)
+        vec_store_n(t, a->y, r * H + h, H - h, vec_load_n(t, a->x, source * H + h, H - h) * weight);
+}
+
+static void gather_range(const void *args, int64_t begin, int64_t end) {
+    const move_args *a = args;
+    int64_t row = a->H * element_bytes(a->t);
+    for (int64_t r = begin; r < end; r++) {
+        int64_t source = a->map[r] / a->divisor;
+        if (!a->weight)
+            memcpy((char *)a->y + r * row, (const char *)a->x + source * row, (size_t)row);
+        else if (a->t == TR_BF16)
+            gather_scaled(TR_BF16, a, r, source, a->weight[a->map[r]]);
+        else
+            gather_scaled(TR_F32, a, r, source, a->weight[a->map[r]]);
+    }
+}
+
+static void gather_rows(tr_stream *s, tr_dtype t, void *y, const void *x, const int32_t *from,
+                        int64_t divisor, const float *weight, tr_rows rows, int64_t H) {
+    (void)s;
+    int64_t R = rows.used ? min_i64(*rows.used, rows.max) : rows.max;
+    move_args a = {
+        .t = t, .y = y, .x = x, .map = from, .weight = weight, .divisor = divisor, .H = H};
+    tr_for_range(gather_range, &a, R, 2 * R * H * element_bytes(t));
+}
+
+/* Four vectors of a row stay in registers while its k sources are added, in their order. */
+VEC_FN void combine_row(tr_dtype t, const move_args *a, int64_t n) {
+    int64_t H = a->H, k = a->k;
+    for (int64_t h = 0; h < H; h += ACCUMULATORS * VEC) {
+        vec sum[ACCUMULATORS] = {0};
+        for (int u = 0; a->beta != 0 && u < ACCUMULATORS; u++)
+            sum[u] = vec_load_n(t, a->y, n * H + h + u * VEC, H - h - u * VEC) * a->beta;
+        for (int64_t i = n * k; i < (n + 1) * k; i++) {
+            if (a->map[i] < 0) continue;
+            int64_t source = a->map[i] * H + h;
+            vec weight = vec_set(a->weight ? a->weight[i] : 1);
+            for (int u = 0; u < ACCUMULATORS; u++)
+                sum[u] =
+                    vec_fma(vec_load_n(t, a->x, source + u * VEC, H - h - u * VEC), weight, sum[u]);
+        }
+        for (int u = 0; u < ACCUMULATORS; u++)
+            vec_store_n(t, a->y, n * H + h + u * VEC, H - h - u * VEC, sum[u]);
+    }
+}
+
+static void combine_range(const void *args, int64_t begin, int64_t end) {
+    const move_args *a = args;
+    for (int64_t n = begin; n < end; n++)
+        if (a->t == TR_BF16)
+            combine_row(TR_BF16, a, n);
+        else
+            combine_row(TR_F32, a, n);
+}
+
+static void combine_rows(tr_stream *s, tr_dtype t, void *y, const void *x, const int32_t *row_of,
+                         const float *weight, float beta, int64_t N, int64_t k, int64_t H) {
+    (void)s;
+    move_args a = {
+        .t = t, .y = y, .x = x, .map = row_of, .weight = weight, .beta = beta, .k = k, .H = H};
+    tr_for_range(combine_range, &a, N, (k + 1) * N * H * element_bytes(t));
+}
+
+VEC_FN float dot_rows(tr_dtype t, const void *x, int64_t x_at, const void *y, int64_t y_at,
+                      int64_t H) {
+    vec sum[ACCUMULATORS] = {0};
+    for (int64_t h = 0; h < H; h += ACCUMULATORS * VEC)
+        for (int u = 0; u < ACCUMULATORS; u++) {
+            int64_t at = h + u * VEC;
+            sum[u] = vec_fma(vec_load_n(t, x, x_at + at, H - at),
+                             vec_load_n(t, y, y_at + at, H - at), sum[u]);
+        }
+    return vec_sum((sum[0] + sum[1]) + (sum[2] + sum[3]));
+}
+
+static void combine_weight_range(const void *args, int64_t begin, int64_t end) {
+    const move_args *a = args;
+    int64_t H = a->H;
+    float *dweight = a->y;
+    for (int64_t i = begin * a->k; i < end * a->k; i++) {
+        int64_t x = a->map[i] * H, dy = i / a->k * H;
+        if (a->map[i] < 0)
+            dweight[i] = 0;
+        else if (a->t == TR_BF16)
+            dweight[i] = dot_rows(TR_BF16, a->x, x, a->dy, dy, H);
+        else
+            dweight[i] = dot_rows(TR_F32, a->x, x, a->dy, dy, H);
+    }
+}
+
+static void combine_rows_weight(tr_stream *s, tr_dtype t, float *dweight, const void *dy,
+                                const void *x, const int32_t *row_of, int64_t N, int64_t k,
+                                int64_t H) {
+    (void)s;
+    move_args a = {.t = t, .y = dweight, .x = x, .dy = dy, .map = row_of, .k = k, .H = H};
+    tr_for_range(combine_weight_range, &a, N, (k + 1) * N * H * element_bytes(t));
+}
+
+void TR_MOE(tr_kernels *k);
+void TR_MOE(tr_kernels *k) {
+    k->router_forward = router_forward;
+    k->router_backward = router_backward;
+    k->gather_rows = gather_rows;
+    k->combine_rows = combine_rows;
+    k->combine_rows_weight = combine_rows_weight;
+}

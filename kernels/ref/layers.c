@@ -1,0 +1,122 @@
+/* layers.c - norm, rotary positions, SwiGLU, sums and casts as their formulas, in fp64.
+ * Floor: kernels. */
+#include "kernels/makers.h"
+#include "kernels/ref/scalar.h"
+
+#include <math.h>
+
+static void rmsnorm_forward(tr_stream *s, tr_dtype t, void *y, float *rstd, const void *x,
+                            const void *w, int64_t N, int64_t C, int64_t stride, float eps) {
+    (void)s;
+    for (int64_t n = 0; n < N; n++) {
+        double sum = 0;
+        for (int64_t c = 0; c < C; c++) {
+            double v = (double)tr_load(t, x, n * stride + c);
+            sum += v * v;
+        }
+        double r = 1 / sqrt(sum / (double)C + (double)eps);
+        rstd[n] = (float)r;
+        for (int64_t c = 0; c < C; c++) {
+            double v = (double)tr_load(t, x, n * stride + c) * (double)tr_load(t, w, c);
+            tr_store(t, y, n * stride + c, (float)(v * r));
+        }
+    }
+}
+
+/* With xh = x rstd: dw = dy xh, dx = rstd (dy w - xh mean_c(dy w xh)). */
+static void rmsnorm_backward(tr_stream *s, tr_dtype t, void *dx, float *dw, const void *dy,
+                             const void *x, const void *w, const float *rstd, const void *residual,
+                             int64_t N, int64_t C, int64_t stride) {
+    (void)s;
+    for (int64_t c = 0; c < C; c++) {
+        double sum = 0;
+        for (int64_t n = 0; n < N; n++)
+            sum += (double)tr_load(t, dy, n * stride + c) * (double)tr_load(t, x, n * stride + c) *
+                   (double)rstd[n];
+        dw[c] += (float)sum;
+    }
+    for (int64_t n = 0; n < N; n++) {
+        double r = (double)rstd[n], dot = 0;
+        for (int64_t c = 0; c < C; c++)
+            dot += (double)tr_load(t, dy, n * stride + c) * (double)tr_load(t, w, c) *
+                   (double)tr_load(t, x, n * stride + c);
+        for (int64_t c = 0; c < C; c++) {
+            int64_t i = n * stride + c;
+            double g = (double)tr_load(t, dy, i) * (double)tr_load(t, w, c);
+            double d = r * (g - (double)tr_load(t, x, i) * r * r * dot / (double)C);
+            if (residual) d += (double)tr_load(t, residual, i);
+            tr_store(t, dx, i, (float)d);
+        }
+    }
+}
+
+static void rope(tr_stream *s, tr_dtype t, void *x, const int32_t *position, const float *freq,
+                 int64_t N, int64_t heads, int64_t D, int64_t F, int64_t row, bool interleaved,
+                 float factor, int direction) {
+    (void)s;
+    for (int64_t n = 0; n < N; n++)
+        for (int64_t i = 0; i < F; i++) {
+            double angle = direction * (double)position[n] * (double)freq[i];
+            double c = (double)factor * cos(angle), d = (double)factor * sin(angle);
+            for (int64_t h = 0; h < heads; h++) {
+                int64_t at = n * row + h * D;
+                int64_t first = at + (interleaved ? 2 * i : i);
+                int64_t second = at + (interleaved ? 2 * i + 1 : i + F);
+                double a = (double)tr_load(t, x, first), b = (double)tr_load(t, x, second);
+                tr_store(t, x, first, (float)(a * c - b * d));
+                tr_store(t, x, second, (float)(a * d + b * c));
+            }
+        }
+}
+
+static int64_t used_rows(tr_rows rows) {
+    return rows.used && *rows.used < rows.max ? *rows.used : rows.max;
+}
+
+static double sigmoid(double x) {
+    return 1 / (1 + exp(-x));
+}
+
+static void swiglu_forward(tr_stream *s, tr_dtype t, void *h, const void *gate, const void *up,
+                           tr_rows rows, int64_t C) {
+    (void)s;
+    int64_t n = used_rows(rows) * C;
+    for (int64_t i = 0; i < n; i++) {
+        double g = (double)tr_load(t, gate, i);
+        tr_store(t, h, i, (float)(g * sigmoid(g) * (double)tr_load(t, up, i)));
+    }
+}
+
+/* silu'(g) = sig (1 + g (1 - sig)), sig = sigmoid(g). */
+static void swiglu_backward(tr_stream *s, tr_dtype t, void *dgate, void *dup, const void *dh,
+                            const void *gate, const void *up, tr_rows rows, int64_t C) {
+    (void)s;
+    int64_t n = used_rows(rows) * C;
+    for (int64_t i = 0; i < n; i++) {
+        double g = (double)tr_load(t, gate, i), u = (double)tr_load(t, up, i);
+        double d = (double)tr_load(t, dh, i), sig = sigmoid(g);
+        tr_store(t, dgate, i, (float)(d * u * sig * (1 + g * (1 - sig))));
+        tr_store(t, dup, i, (float)(d * g * sig));
+    }
+}
+
+static void add(tr_stream *s, tr_dtype t, void *y, const void *x, int64_t n) {
+    (void)s;
+    for (int64_t i = 0; i < n; i++) tr_store(t, y, i, tr_load(t, y, i) + tr_load(t, x, i));
+}
+
+static void cast(tr_stream *s, tr_dtype to_t, void *to, tr_dtype from_t, const void *from,
+                 int64_t n) {
+    (void)s;
+    for (int64_t i = 0; i < n; i++) tr_store(to_t, to, i, tr_load(from_t, from, i));
+}
+
+void tr_ref_layers(tr_kernels *k) {
+    k->rmsnorm_forward = rmsnorm_forward;
+    k->rmsnorm_backward = rmsnorm_backward;
+    k->rope = rope;
+    k->swiglu_forward = swiglu_forward;
+    k->swiglu_backward = swiglu_backward;
+    k->add = add;
+    k->cast = cast;
+}

@@ -1,0 +1,200 @@
+/* moe.c - routing, sorting rows by expert and moving them, as plain loops. Floor: kernels. */
+#include "kernels/makers.h"
+#include "kernels/ref/scalar.h"
+
+#include <math.h>
+
+/* The experts of the k largest logits, largest first; ties go to the lowest expert. */
+static void top_k(int32_t *index /* [k] */, const float *logits /* [E] */, int64_t E, int64_t k) {
+    int64_t held = 0;
+    for (int64_t e = 0; e < E; e++) {
+        int64_t at = held;
+        while (at > 0 && logits[e] > logits[index[at - 1]]) at--;
+        if (held < k) held++;
+        for (int64_t j = held - 1; j > at; j--) index[j] = index[j - 1];
+        if (at < k) index[at] = (int32_t)e;
+    }
+}
+
+static void router_forward(tr_stream *s, const float *logits, const uint8_t *valid, float *prob,
+                           float *lse, int32_t *index, float *weight, int64_t N, int64_t E,
+                           int64_t k, bool renormalise) {
+    (void)s;
+    for (int64_t n = 0; n < N; n++) {
+        const float *x = logits + n * E;
+        double max = -INFINITY, sum = 0, chosen = 0;
+        for (int64_t e = 0; e < E; e++) max = fmax(max, (double)x[e]);
+        for (int64_t e = 0; e < E; e++) sum += exp((double)x[e] - max);
+        for (int64_t e = 0; e < E; e++) prob[n * E + e] = (float)(exp((double)x[e] - max) / sum);
+        lse[n] = (float)(max + log(sum));
+        bool used = !valid || valid[n];
+        int32_t *at = index + n * k;
+        if (used) top_k(at, x, E, k);
+        for (int64_t j = 0; j < k && used; j++) chosen += (double)prob[n * E + at[j]];
+        for (int64_t j = 0; j < k; j++) {
+            if (!used) at[j] = -1;
+            double p = used ? (double)prob[n * E + at[j]] : 0;
+            weight[n * k + j] = (float)(used && renormalise ? p / chosen : p);
+        }
+    }
+}
+
+static void router_stats(tr_stream *s, const float *prob, const float *lse, const int32_t *index,
+                         const uint8_t *valid, double *stats, int64_t N, int64_t E, int64_t k,
+                         int64_t G) {
+    (void)s;
+    for (int64_t i = 0; i < G * (2 + 2 * E); i++) stats[i] = 0;
+    for (int64_t n = 0; n < N; n++) {
+        if (valid && !valid[n]) continue;
+        double *to = stats + n / (N / G) * (2 + 2 * E);
+        to[0] += 1;
+        to[1] += (double)lse[n] * (double)lse[n];
+        for (int64_t j = 0; j < k; j++) to[2 + index[n * k + j]] += 1;
+        for (int64_t e = 0; e < E; e++) to[2 + E + e] += (double)prob[n * E + e];
+    }
+}
+
+/* Gradient of the chosen prob number j: w_j = p_j / s gives (dw_j - sum_i dw_i w_i) / s. */
+static double chosen_grad(const float *dweight, const float *weight, double chosen, int64_t j,
+                          int64_t k, bool renormalise) {
+    if (!renormalise) return (double)dweight[j];
+    double dot = 0;
+    for (int64_t i = 0; i < k; i++) dot += (double)dweight[i] * (double)weight[i];
+    return ((double)dweight[j] - dot) / chosen;
+}
+
+static void router_backward(tr_stream *s, float *dlogits, const float *dweight, const float *prob,
+                            const float *lse, const int32_t *index, const float *weight,
+                            const uint8_t *valid, const float *prob_grad, const float *z_grad,
+                            int64_t N, int64_t E, int64_t k, int64_t G, bool renormalise) {
+    (void)s;
+    for (int64_t n = 0; n < N; n++) {
+        const float *p = prob + n * E;
+        const int32_t *at = index + n * k;
+        float *d = dlogits + n * E;
+        int64_t g = n / (N / G);
+        if (valid && !valid[n]) {
+            for (int64_t e = 0; e < E; e++) d[e] = 0;
+            continue;
+        }
+        double chosen = 0, mean = 0;
+        for (int64_t j = 0; j < k; j++) chosen += (double)p[at[j]];
+        for (int64_t pass = 0; pass < 2; pass++) /* the mean of the gradient, then the result */
+            for (int64_t e = 0; e < E; e++) {
+                double dp = prob_grad ? (double)prob_grad[g * E + e] : 0;
+                for (int64_t j = 0; j < k && dweight; j++)
+                    if (at[j] == e)
+                        dp +=
+                            chosen_grad(dweight + n * k, weight + n * k, chosen, j, k, renormalise);
+                if (pass == 0) mean += (double)p[e] * dp;
+                if (pass == 0) continue;
+                double z = z_grad ? (double)z_grad[g] * (double)lse[n] : 0;
+                d[e] = (float)((double)p[e] * (dp - mean + z));
+            }
+    }
+}
+
+/* Whether the pair (m, i) takes its expert's place before the pair (n, j). */
+static bool goes_first(const float *score, int64_t m, int64_t i, int64_t n, int64_t j, int64_t k,
+                       bool by_score) {
+    float a = score[m * k + i], b = score[n * k + j];
+    return by_score && a != b ? a > b : m < n;
+}
+
+static void router_capacity(tr_stream *s, uint8_t *keep, const int32_t *index, const float *score,
+                            int64_t B, int64_t S, int64_t E, int64_t k, int64_t capacity,
+                            bool by_score) {
+    (void)s, (void)E;
+    for (int64_t n = 0; n < B * S; n++)
+        for (int64_t j = 0; j < k; j++) {
+            int64_t before = 0, begin = n / S * S;
+            for (int64_t m = begin; m < begin + S; m++)
+                for (int64_t i = 0; i < k; i++)
+                    if (index[m * k + i] == index[n * k + j])
+                        before += goes_first(score, m, i, n, j, k, by_score);
+            keep[n * k + j] = index[n * k + j] >= 0 && before < capacity;
+        }
+}
+
+static void moe_sort(tr_stream *s, int64_t *offsets, int32_t *row_of, int32_t *pair_of,
+                     const int32_t *index, const uint8_t *keep, int64_t N, int64_t E, int64_t k) {
+    (void)s;
+    int64_t rows = 0;
+    for (int64_t i = 0; i < N * k; i++) row_of[i] = -1;
+    for (int64_t e = 0; e < E; e++) {
+        offsets[e] = rows;
+        for (int64_t i = 0; i < N * k; i++) {
+            if (index[i] != e || (keep && !keep[i])) continue;
+            row_of[i] = (int32_t)rows;
+            pair_of[rows++] = (int32_t)i;
+        }
+    }
+    offsets[E] = rows;
+}
+
+static void moe_regroup(tr_stream *s, int64_t *offsets, int32_t *from, int32_t *to,
+                        const int64_t *counts, int64_t P, int64_t El) {
+    (void)s;
+    int64_t r = 0;
+    for (int64_t e = 0; e < El; e++) {
+        offsets[e] = r;
+        for (int64_t p = 0; p < P; p++) {
+            int64_t arrival = 0;
+            for (int64_t i = 0; i < p * El + e; i++) arrival += counts[i];
+            for (int64_t i = 0; i < counts[p * El + e]; i++, r++) {
+                from[r] = (int32_t)(arrival + i);
+                to[arrival + i] = (int32_t)r;
+            }
+        }
+    }
+    offsets[El] = r;
+}
+
+static void gather_rows(tr_stream *s, tr_dtype t, void *y, const void *x, const int32_t *from,
+                        int64_t divisor, const float *weight, tr_rows rows, int64_t H) {
+    (void)s;
+    int64_t R = rows.used && *rows.used < rows.max ? *rows.used : rows.max;
+    for (int64_t r = 0; r < R; r++)
+        for (int64_t h = 0; h < H; h++) {
+            float v = tr_load(t, x, from[r] / divisor * H + h);
+            tr_store(t, y, r * H + h, weight ? weight[from[r]] * v : v);
+        }
+}
+
+static void combine_rows(tr_stream *s, tr_dtype t, void *y, const void *x, const int32_t *row_of,
+                         const float *weight, float beta, int64_t N, int64_t k, int64_t H) {
+    (void)s;
+    for (int64_t n = 0; n < N; n++)
+        for (int64_t h = 0; h < H; h++) {
+            double sum = beta != 0 ? (double)beta * (double)tr_load(t, y, n * H + h) : 0;
+            for (int64_t i = n * k; i < (n + 1) * k; i++)
+                if (row_of[i] >= 0)
+                    sum +=
+                        (weight ? (double)weight[i] : 1) * (double)tr_load(t, x, row_of[i] * H + h);
+            tr_store(t, y, n * H + h, (float)sum);
+        }
+}
+
+static void combine_rows_weight(tr_stream *s, tr_dtype t, float *dweight, const void *dy,
+                                const void *x, const int32_t *row_of, int64_t N, int64_t k,
+                                int64_t H) {
+    (void)s;
+    for (int64_t i = 0; i < N * k; i++) {
+        double dot = 0;
+        for (int64_t h = 0; h < H && row_of[i] >= 0; h++)
+            dot += (double)tr_load(t, dy, i / k * H + h) * (double)tr_load(t, x, row_of[i] * H + h);
+        dweight[i] = (float)dot;
+    }
+}
+
+void tr_ref_moe(tr_kernels *k) {
+    k->router_forward = router_forward;
+    k->router_stats = router_stats;
+    k->router_backward = router_backward;
+    k->router_capacity = router_capacity;
+    k->moe_sort = moe_sort;
+    k->moe_regroup = moe_regroup;
+    k->gather_rows = gather_rows;
+    k->combine_rows = combine_rows;
+    k->combine_rows_weight = combine_rows_weight;
+}
