@@ -1,0 +1,77 @@
+/* attention.c - grouped-query attention with rotary positions. Floor: model. */
+#include "model/layers.h"
+
+#include <math.h>
+#include <stdio.h>
+
+static int64_t declare(tr_registry *r, int64_t layer, const char *what, int64_t out, int64_t in,
+                       double std, int stage) {
+    tr_param_decl d = {.ndim = 2,
+                       .shape = {out, in},
+                       .init = TR_INIT_NORMAL,
+                       .init_std = (float)std,
+                       .decay = true,
+                       .stage = stage,
+                       .copy_stage = -1};
+    snprintf(d.name, sizeof d.name, "model.layers.%lld.self_attn.%s_proj.weight", (long long)layer,
+             what);
+    return tr_registry_add(r, &d);
+}
+
+void tr_attention_declare(tr_attention_layer *l, tr_registry *r, const tr_model_config *m,
+                          int64_t index, int stage) {
+    int64_t H = m->hidden_size, q = m->num_attention_heads * m->head_dim,
+            kv = m->num_key_value_heads * m->head_dim;
+    double std = m->initializer_range;
+    double out_std = std / sqrt(2.0 * (double)m->num_hidden_layers); /* residual branches: GPT-2 */
+    l->q = declare(r, index, "q", q, H, std, stage);
+    l->k = declare(r, index, "k", kv, H, std, stage);
+    l->v = declare(r, index, "v", kv, H, std, stage);
+    l->o = declare(r, index, "o", H, q, out_std, stage);
+}
+
+static void rotate(const tr_env *c, void *x, int64_t heads, int direction) {
+    int64_t D = c->config->head_dim;
+    c->kernels->rope(c->stream, c->t, x, c->position, c->freq, c->N, heads, D, D / 2, heads * D,
+                     false, 1.0f, direction);
+}
+
+void tr_attention_layer_forward(const tr_attention_layer *l, const tr_pass *pass, tr_saved *saved,
+                                const void *x, void *y) {
+    const tr_env *c = pass->c;
+    int64_t Hq = c->config->num_attention_heads, Hkv = c->config->num_key_value_heads;
+    int64_t kv_elems = c->N * Hkv * c->config->head_dim;
+    void *q = tr_save(pass, saved, TR_SAVED_Q, c->N * Hq * c->config->head_dim, c->t);
+    char *k = tr_save(pass, saved, TR_SAVED_KV, 2 * kv_elems, c->t);
+    char *v = k + (size_t)kv_elems * tr_dtype_bytes(c->t);
+    tr_linear(c, q, c->t, x, tr_param_at(c, l->q), c->N, 0);
+    tr_linear(c, k, c->t, x, tr_param_at(c, l->k), c->N, 0);
+    tr_linear(c, v, c->t, x, tr_param_at(c, l->v), c->N, 0);
+    rotate(c, q, Hq, +1);
+    rotate(c, k, Hkv, +1);
+    tr_ring_forward(pass, saved);
+    tr_linear(c, y, c->t, saved->t[TR_SAVED_ATTN], tr_param_at(c, l->o), c->N, 1);
+}
+
+void tr_attention_layer_backward(const tr_attention_layer *l, const tr_pass *pass, tr_saved *saved,
+                                 const void *dy, void *dx) {
+    const tr_env *c = pass->c;
+    const void *x = saved->t[TR_SAVED_NORM1];
+    int64_t Hq = c->config->num_attention_heads, Hkv = c->config->num_key_value_heads;
+    int64_t q_elems = c->N * Hq * c->config->head_dim, kv_elems = c->N * Hkv * c->config->head_dim;
+    if (tr_lost(saved, TR_SAVED_ATTN)) tr_ring_forward(pass, saved); /* selective recomputation */
+    void *dout = tr_scratch(c, q_elems, c->t), *dq = tr_scratch(c, q_elems, c->t);
+    char *dk = tr_scratch(c, 2 * kv_elems, c->t);
+    char *dv = dk + (size_t)kv_elems * tr_dtype_bytes(c->t);
+    tr_linear_weight(c, tr_param_at(c, l->o), dy, saved->t[TR_SAVED_ATTN], c->N);
+    tr_linear_input(c, dout, dy, tr_param_at(c, l->o), c->N, 0);
+    tr_ring_backward(pass, saved, dout, dq, dk);
+    rotate(c, dq, Hq, -1);
+    rotate(c, dk, Hkv, -1);
+    tr_linear_input(c, dx, dq, tr_param_at(c, l->q), c->N, 0);
+    tr_linear_input(c, dx, dk, tr_param_at(c, l->k), c->N, 1);
+    tr_linear_input(c, dx, dv, tr_param_at(c, l->v), c->N, 1);
+    tr_linear_weight(c, tr_param_at(c, l->q), dq, x, c->N);
+    tr_linear_weight(c, tr_param_at(c, l->k), dk, x, c->N);
+    tr_linear_weight(c, tr_param_at(c, l->v), dv, x, c->N);
+}

@@ -1,0 +1,119 @@
+/* layers.h - the layers of a block: each declares its weights, runs forward and runs backward.
+ * Floor: model. Legend in pass.h.
+ *
+ * A layer's forward writes its output into memory the caller gives and saves what its backward
+ * needs (tr_save). A backward receives dy, writes dx (=) and adds weight gradients (+=). Collective
+ * layers are called by all ranks of their group in the same order. */
+#pragma once
+#include "model/pass.h"
+
+/* --- attention: q, k, v projections, rotary positions, softmax attention, output projection ------
+ */
+typedef struct {
+    int64_t q, k, v, o; /* registry indices */
+} tr_attention_layer;
+
+void tr_attention_declare(tr_attention_layer *layer, tr_registry *registry,
+                          const tr_model_config *config, int64_t index, int stage);
+/* Collective on the context group. y[N,H] += attention(x[N,H]). */
+void tr_attention_layer_forward(const tr_attention_layer *layer, const tr_pass *pass,
+                                tr_saved *saved, const void *x, void *y);
+/* Collective on the context group. dx[N,H] = gradient of x, from dy[N,H]. x = the saved NORM1. */
+void tr_attention_layer_backward(const tr_attention_layer *layer, const tr_pass *pass,
+                                 tr_saved *saved, const void *dy, void *dx);
+
+/* Softmax attention over the whole sequence of the context group, causal, sliding window.
+ * Liu, Zaharia, Abbeel 2023 "Ring Attention", with zig-zag order: of 2*cp equal chunks rank r holds
+ * r and 2*cp-1-r, so every rank has the same work. Collective on the context group. forward: ATTN
+ * and LSE from Q and KV. backward: dq, dkv (type t, layout of KV) from dout. */
+void tr_ring_forward(const tr_pass *pass, tr_saved *saved);
+void tr_ring_backward(const tr_pass *pass, const tr_saved *saved, const void *dout, void *dq,
+                      void *dkv);
+/* Local. Global position of local position i of context rank `rank` of `cp`; S % (2*cp) == 0 when
+ * cp > 1. */
+int64_t tr_ring_position(int64_t S, int cp, int rank, int64_t i);
+
+/* --- gated feed-forward (SwiGLU) -------------------------------------------------------------- */
+typedef struct {
+    int64_t gate, up, down;
+    int64_t width; /* I; 0: there is none */
+} tr_mlp_layer;
+
+void tr_mlp_declare(tr_mlp_layer *layer, tr_registry *registry, const tr_model_config *config,
+                    const char *prefix, int64_t width, int stage);
+/* y[N,H] += mlp(x). */
+void tr_mlp_forward(const tr_mlp_layer *layer, const tr_pass *pass, tr_saved *saved, const void *x,
+                    void *y);
+/* dx[N,H] = gradient of x. */
+void tr_mlp_backward(const tr_mlp_layer *layer, const tr_pass *pass, tr_saved *saved, const void *x,
+                     const void *dy, void *dx);
+
+/* --- mixture of experts ------------------------------------------------------------------------
+ */
+typedef struct {
+    int64_t router, gate, up,
+        down; /* gate, up [E,Ie,H]; down [E,H,Ie], split over the expert group */
+    tr_mlp_layer shared;
+    int64_t moe_index; /* which MoE layer of the model: row of expert_load */
+} tr_moe_layer;
+
+void tr_moe_declare(tr_moe_layer *layer, tr_registry *registry, const tr_model_config *config,
+                    int64_t index, int64_t moe_index, int stage);
+/* Collective on the expert and context groups. y[N,H] += moe(x). Adds to the step's sums unless
+ * recomputing. */
+void tr_moe_forward(const tr_moe_layer *layer, const tr_pass *pass, tr_saved *saved, const void *x,
+                    void *y);
+/* Collective on the expert group. dx[N,H] = gradient of x. x = the saved NORM2. */
+void tr_moe_backward(const tr_moe_layer *layer, const tr_pass *pass, tr_saved *saved,
+                     const void *dy, void *dx);
+
+/* The router's part of it (router.c): scores, balance losses, who goes where.
+ * forward: PROB, RLSE, INDEX, WEIGHT, ROW_OF, PAIR_OF, OFFSET from x, and stats. */
+void tr_router_forward(const tr_moe_layer *layer, const tr_pass *pass, tr_saved *saved,
+                       const void *x);
+/* dx[N,H] += through the router, from dweight[N,k]; with the balance losses. */
+void tr_router_backward(const tr_moe_layer *layer, const tr_pass *pass, const tr_saved *saved,
+                        const void *x, const float *dweight, void *dx);
+/* Local. Groups over which balance is measured in a micro-batch: 1, or its sequences. */
+int64_t tr_router_groups(const tr_env *c);
+/* Collective on the replica group, scope global_batch: replaces the stats of every saved
+ * micro-batch by the sums over all of the step's. */
+void tr_router_global_stats(tr_env *c, tr_saved **saved, int64_t count);
+
+/* --- a block: norm, attention, norm, feed-forward, each on a residual branch
+ * ---------------------- */
+typedef struct {
+    int64_t norm1, norm2;
+    tr_attention_layer attention;
+    bool is_moe;
+    tr_mlp_layer mlp; /* when !is_moe */
+    tr_moe_layer moe; /* when is_moe */
+} tr_block_layer;
+
+void tr_block_declare(tr_block_layer *block, tr_registry *registry, const tr_model_config *config,
+                      int64_t index, int64_t moe_index, int stage);
+/* y[N,H] = block(saved X). */
+void tr_block_forward(const tr_block_layer *block, const tr_pass *pass, tr_saved *saved, void *y);
+/* d[N,H]: the gradient of the output becomes, in place, that of the input. */
+void tr_block_backward(const tr_block_layer *block, const tr_pass *pass, tr_saved *saved, void *d);
+
+/* --- final norm and head, fused with the cross-entropy
+ * --------------------------------------------- Logits exist for one chunk of rows at a time. In
+ * training the gradients of the logits are used at once (weight gradient, gradient of the normed
+ * input), since the loss scale is known beforehand. */
+typedef struct {
+    int64_t norm, weight; /* lm_head, or the tied embedding */
+} tr_head_layer;
+
+typedef struct {
+    float *rstd; /* [N] */
+    void *dnorm; /* [N,H] gradient of the normed input */
+} tr_head_saved;
+
+void tr_head_forward(const tr_head_layer *head, const tr_pass *pass, tr_head_saved *saved,
+                     const void *x, const int32_t *label);
+/* dx[N,H] = . */
+void tr_head_backward(const tr_head_layer *head, const tr_pass *pass, const tr_head_saved *saved,
+                      const void *x, void *dx);
+/* Logits [V] of row n, for sampling. Device memory in scratch. */
+float *tr_head_logits(const tr_head_layer *head, const tr_pass *pass, const void *x, int64_t n);

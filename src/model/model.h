@@ -1,0 +1,66 @@
+/* model.h - the decoder of one pipeline stage: declares its weights, and runs micro-batches through
+ * its blocks in slots. Floor: model.
+ *
+ * A slot holds one micro-batch in flight: its tokens, the activations its backward needs and the
+ * buffers that cross stage boundaries. */
+#pragma once
+#include "config/config.h"
+#include "model/param.h"
+
+typedef struct tr_model tr_model;
+
+/* Host memory, this rank's positions of one micro-batch: [B, S_loc] each. */
+typedef struct {
+    const int32_t *token, *label; /* label -1: not predicted */
+    const uint8_t *valid;         /* 0: pad */
+} tr_micro_batch;
+
+/* Host memory: what one step gave, this rank's share; a sum over the world gives the step's. */
+typedef struct {
+    double loss_sum;           /* cross-entropy summed over labelled tokens */
+    double aux_loss, z_loss;   /* coefficient-weighted */
+    const double *expert_load; /* [MoE layers of the model, E]; borrowed */
+} tr_model_sums;
+
+/* Local. Declares all weights of the whole model, in checkpoint order. */
+tr_model *tr_model_create(const tr_config *config, const tr_grid *grid, tr_device *device);
+void tr_model_destroy(tr_model *model); /* Collective on the world. NULL-safe */
+tr_registry *tr_model_registry(tr_model *model);
+
+/* Local. Memory for `slots` micro-batches of B sequences of length S (global). After seal. */
+void tr_model_shape(tr_model *model, int64_t slots, int64_t B, int64_t S);
+
+int64_t tr_model_moe_layers(const tr_model_config *config);
+/* Local. Parameters that work for one token (k of E experts), and training FLOPs a token:
+ * 6 N + 6 layers S heads*head_dim (causal attention counted at half). */
+int64_t tr_model_active_params(const tr_model *model);
+double tr_model_flops_per_token(const tr_model *model, int64_t S);
+
+/* Local. Clears the sums and gradients; loss_scale = 1 / labelled tokens of the global batch (0:
+ * the batch has none); micro_batches of the whole step over all data ranks. */
+void tr_model_begin_step(tr_model *model, int64_t micro_batches, float loss_scale);
+void tr_model_sums_get(tr_model *model, tr_model_sums *sums);
+
+/* Local. The micro-batch that slot works on. */
+void tr_model_load(tr_model *model, int64_t slot, const tr_micro_batch *batch);
+/* Collective on the expert and context groups of the stage. Reads the boundary input (first stage:
+ * tokens), writes the boundary output (last stage: the loss). */
+void tr_model_forward(tr_model *model, int64_t slot, bool training);
+/* Likewise. The boundary gradient goes from that of the output to that of the input, in place. */
+void tr_model_backward(tr_model *model, int64_t slot);
+/* Collective on the replica group. With router_aux_loss_scope global_batch: called between the last
+ * forward and the first backward; `slots` micro-batches are waiting. Else does nothing. */
+void tr_model_all_forwards_done(tr_model *model, int64_t slots);
+
+/* Device buffers [N, H] that cross stages. */
+void *tr_model_input(tr_model *model, int64_t slot);
+void *tr_model_output(tr_model *model, int64_t slot);
+void *tr_model_gradient(tr_model *model, int64_t slot);
+int64_t tr_model_boundary_bytes(const tr_model *model);
+
+/* Local, one stage. After a forward without training: logits [V] at row n of slot 0, host memory.
+ */
+void tr_model_logits(tr_model *model, int64_t n, float *logits);
+
+/* Bytes of activations held for `slots` micro-batches and scratch, the most so far. */
+int64_t tr_model_activation_bytes(const tr_model *model);

@@ -1,0 +1,202 @@
+/* router.c - scores tokens against experts, decides who goes where, and balances the load.
+ * Floor: model.
+ *
+ * Softmax top-k routing (Shazeer et al. 2017; Mixtral, Qwen-MoE), auxiliary loss
+ * alpha*E*sum f_i P_i (Switch Transformer, Fedus et al. 2021, eq. 4, with f over k choices) and z
+ * loss c*mean lse^2 (ST-MoE, Zoph et al. 2022, eq. 5). Balance is measured over the tokens of a
+ * micro-batch (summed over the context group), of each sequence, or of the whole step; pads do not
+ * count and are not routed. Capacity counts per sequence, so every grid drops the same tokens. */
+#include "model/layers.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* A row of balance sums: {tokens, sum lse^2, choices [E], probabilities [E]}. */
+static int64_t stats_width(const tr_env *c) {
+    return 2 + 2 * c->config->num_experts;
+}
+
+int64_t tr_router_groups(const tr_env *c) {
+    return c->config->router_aux_loss_scope == TR_AUX_SEQUENCE ? c->B : 1;
+}
+
+/* alpha*E*sum f_i P_i of one group. */
+static double balance_loss(const tr_env *c, const double *stats) {
+    int64_t E = c->config->num_experts;
+    double tokens = stats[0], k = (double)c->config->num_experts_per_tok, sum = 0;
+    if (tokens == 0) return 0;
+    for (int64_t e = 0; e < E; e++)
+        sum += stats[2 + e] / (k * tokens) * (stats[2 + E + e] / tokens);
+    return c->config->router_aux_loss_coef * (double)E * sum;
+}
+
+/* Sums for the balance losses and the load of experts, from this micro-batch. */
+static void measure(const tr_moe_layer *l, const tr_pass *pass, tr_saved *saved) {
+    tr_env *c = pass->c;
+    int64_t E = c->config->num_experts, G = tr_router_groups(c), width = stats_width(c);
+    size_t bytes = (size_t)(G * width) * sizeof(double);
+    double *device_stats = tr_scratch(c, G * width, TR_F64);
+    c->kernels->router_stats(c->stream, saved->t[TR_SAVED_PROB], saved->t[TR_SAVED_RLSE],
+                             saved->t[TR_SAVED_INDEX], pass->valid, device_stats, c->N, E,
+                             c->config->num_experts_per_tok, G);
+    c->device->copy(c->stream, saved->stats, device_stats, bytes, TR_TO_HOST);
+    c->device->stream_wait(c->stream);
+    for (int64_t g = 0; g < G; g++)
+        for (int64_t e = 0; e < E; e++)
+            c->sums.expert_load[l->moe_index * E + e] += saved->stats[g * width + 2 + e];
+    tr_comm *context = c->grid->comm[TR_GROUP_CONTEXT];
+    tr_end(tr_all_reduce_begin(context, NULL, TR_SUM, TR_F64, saved->stats, G * width));
+    if (tr_comm_rank(context) != 0) return; /* the group's sum is counted once */
+    double share = 1.0 / ((double)c->micro_batches * (double)G);
+    for (int64_t g = 0; g < G; g++) {
+        const double *s = saved->stats + g * width;
+        if (c->config->router_aux_loss_scope != TR_AUX_GLOBAL_BATCH)
+            c->sums.aux_loss += share * balance_loss(c, s);
+        if (s[0] > 0) c->sums.z_loss += share * c->config->router_z_loss_coef * s[1] / s[0];
+    }
+}
+
+void tr_router_global_stats(tr_env *c, tr_saved **saved, int64_t count) {
+    int64_t width = stats_width(c);
+    tr_comm *replica = c->grid->comm[TR_GROUP_REPLICA];
+    double *sum = calloc((size_t)width, sizeof *sum);
+    if (!sum) abort();
+    /* stats are already summed over the context group: one rank of it speaks */
+    for (int64_t i = 0; i < count && c->grid->at.c == 0; i++)
+        for (int64_t j = 0; j < width; j++) sum[j] += saved[i]->stats[j];
+    tr_end(tr_all_reduce_begin(replica, NULL, TR_SUM, TR_F64, sum, width));
+    for (int64_t i = 0; i < count; i++) {
+        double tokens = saved[i]->stats[0]; /* the z loss stays the micro-batch's own */
+        double z = saved[i]->stats[1];
+        memcpy(saved[i]->stats, sum, (size_t)width * sizeof *sum);
+        saved[i]->stats[1] = tokens > 0 ? z / tokens * sum[0] : 0;
+        saved[i]->micro_tokens = tokens;
+    }
+    if (tr_comm_rank(replica) == 0) c->sums.aux_loss += balance_loss(c, sum);
+    free(sum);
+}
+
+/* Copies [B, S_loc, k] parts of the context ranks into one [B, S, k] in position order, or back. */
+static void reorder(const tr_env *c, void *whole, void *parts, size_t pair_bytes, bool gather) {
+    int cp = c->grid->at.shape.context;
+    int64_t C = c->S / (2 * cp), k = c->config->num_experts_per_tok;
+    size_t run = (size_t)(C * k) * pair_bytes;
+    for (int r = 0; r < cp; r++)
+        for (int64_t b = 0; b < c->B; b++)
+            for (int half = 0; half < 2; half++) {
+                int64_t position = tr_ring_position(c->S, cp, r, half * C);
+                char *w = (char *)whole + (size_t)((b * c->S + position) * k) * pair_bytes;
+                char *p = (char *)parts +
+                          (size_t)(((r * c->B + b) * c->S_loc + half * C) * k) * pair_bytes;
+                c->device->copy(c->stream, gather ? w : p, gather ? p : w, run, TR_ON_DEVICE);
+            }
+}
+
+/* [B,S_loc,k] of this rank -> [B,S,k] of the whole sequences. */
+static void *gather_sequence(const tr_env *c, const void *mine, tr_dtype t) {
+    int cp = c->grid->at.shape.context;
+    int64_t pairs = c->N * c->config->num_experts_per_tok;
+    char *parts = tr_scratch(c, cp * pairs, t), *whole = tr_scratch(c, cp * pairs, t);
+    size_t bytes = (size_t)pairs * tr_dtype_bytes(t);
+    c->device->copy(c->stream, parts + (size_t)c->grid->at.c * bytes, mine, bytes, TR_ON_DEVICE);
+    tr_end(tr_all_gather_begin(c->grid->comm[TR_GROUP_CONTEXT], c->stream, t, parts, pairs));
+    reorder(c, whole, parts, tr_dtype_bytes(t), true);
+    return whole;
+}
+
+/* keep[N,k] under the capacity of each expert in each whole sequence. */
+static uint8_t *limit(const tr_env *c, const int32_t *index, const float *score) {
+    const tr_model_config *m = c->config;
+    int cp = c->grid->at.shape.context;
+    int64_t E = m->num_experts, k = m->num_experts_per_tok, pairs = c->N * k;
+    int64_t capacity =
+        (int64_t)ceil((double)(k * c->S) / (double)E * m->expert_capacity_factor - 1e-9);
+    uint8_t *keep = tr_scratch(c, cp * pairs, TR_U8);
+    if (cp > 1) {
+        index = gather_sequence(c, index, TR_I32);
+        score = gather_sequence(c, score, TR_F32);
+    }
+    c->kernels->router_capacity(c->stream, keep, index, score, c->B, c->S, E, k, capacity,
+                                m->expert_drop_policy == TR_DROP_PROBABILITY);
+    if (cp == 1) return keep;
+    uint8_t *parts = tr_scratch(c, cp * pairs, TR_U8);
+    reorder(c, keep, parts, 1, false);
+    return parts + c->grid->at.c * pairs;
+}
+
+void tr_router_forward(const tr_moe_layer *l, const tr_pass *pass, tr_saved *saved, const void *x) {
+    tr_env *c = pass->c;
+    const tr_model_config *m = c->config;
+    int64_t E = m->num_experts, k = m->num_experts_per_tok, pairs = c->N * k;
+    float *prob = tr_save(pass, saved, TR_SAVED_PROB, c->N * E, TR_F32);
+    float *lse = tr_save(pass, saved, TR_SAVED_RLSE, c->N, TR_F32);
+    int32_t *index = tr_save(pass, saved, TR_SAVED_INDEX, pairs, TR_I32);
+    float *weight = tr_save(pass, saved, TR_SAVED_WEIGHT, pairs, TR_F32);
+    int32_t *row_of = tr_save(pass, saved, TR_SAVED_ROW_OF, pairs, TR_I32);
+    int32_t *pair_of = tr_save(pass, saved, TR_SAVED_PAIR_OF, pairs, TR_I32);
+    int64_t *offset = tr_save(pass, saved, TR_SAVED_OFFSET, E + 1, TR_I64);
+    tr_arena_mark mark = tr_arena_get_mark(c->scratch);
+    float *logits = tr_scratch(c, c->N * E, TR_F32), *score = tr_scratch(c, pairs, TR_F32);
+    tr_linear(c, logits, TR_F32, x, tr_param_at(c, l->router), c->N, 0);
+    uint8_t *keep = NULL;
+    if (m->expert_capacity_factor > 0) { /* capacity by score looks at weights as they came */
+        c->kernels->router_forward(c->stream, logits, pass->valid, prob, lse, index, score, c->N, E,
+                                   k, false);
+        keep = limit(c, index, score);
+    }
+    c->kernels->router_forward(c->stream, logits, pass->valid, prob, lse, index, weight, c->N, E, k,
+                               m->norm_topk_prob);
+    c->kernels->moe_sort(c->stream, offset, row_of, pair_of, index, keep, c->N, E, k);
+    measure(l, pass, saved);
+    tr_arena_release(c->scratch, mark);
+}
+
+/* Gradients of the balance losses: of each probability, prob_grad[g,e] = alpha*E*f_e/(T share), and
+ * of each lse, z_grad[g]*lse. */
+static void balance_gradient(const tr_env *c, const tr_saved *saved, float *prob_grad,
+                             float *z_grad) {
+    const tr_model_config *m = c->config;
+    int64_t E = m->num_experts, G = tr_router_groups(c), width = stats_width(c);
+    bool global = m->router_aux_loss_scope == TR_AUX_GLOBAL_BATCH;
+    double share = 1.0 / ((double)c->micro_batches * (double)G);
+    for (int64_t g = 0; g < G; g++) {
+        const double *s = saved->stats + g * width;
+        double tokens = s[0], micro_tokens = global ? saved->micro_tokens : tokens;
+        double k = (double)m->num_experts_per_tok;
+        double scale = tokens > 0 ? m->router_aux_loss_coef * (double)E / tokens : 0;
+        if (!global) scale *= share;
+        for (int64_t e = 0; e < E; e++)
+            prob_grad[g * E + e] = tokens > 0 ? (float)(scale * s[2 + e] / (k * tokens)) : 0.0f;
+        z_grad[g] =
+            micro_tokens > 0 ? (float)(2.0 * m->router_z_loss_coef * share / micro_tokens) : 0.0f;
+    }
+}
+
+void tr_router_backward(const tr_moe_layer *l, const tr_pass *pass, const tr_saved *saved,
+                        const void *x, const float *dweight, void *dx) {
+    const tr_env *c = pass->c;
+    const tr_model_config *m = c->config;
+    int64_t E = m->num_experts, G = tr_router_groups(c);
+    tr_arena_mark mark = tr_arena_get_mark(c->scratch);
+    float *host = calloc((size_t)(G * (E + 1)), sizeof *host);
+    if (!host) abort();
+    balance_gradient(c, saved, host, host + G * E);
+    float *grads = tr_scratch(c, G * (E + 1), TR_F32);
+    c->device->copy(c->stream, grads, host, (size_t)(G * (E + 1)) * sizeof *host, TR_TO_DEVICE);
+    c->device->stream_wait(c->stream);
+    free(host);
+    float *dlogits = tr_scratch(c, c->N * E, TR_F32);
+    c->kernels->router_backward(c->stream, dlogits, dweight, saved->t[TR_SAVED_PROB],
+                                saved->t[TR_SAVED_RLSE], saved->t[TR_SAVED_INDEX],
+                                saved->t[TR_SAVED_WEIGHT], pass->valid, grads, grads + G * E, c->N,
+                                E, m->num_experts_per_tok, G, m->norm_topk_prob);
+    void *dlogits_t = dlogits;
+    if (c->t != TR_F32) {
+        dlogits_t = tr_scratch(c, c->N * E, c->t);
+        c->kernels->cast(c->stream, c->t, dlogits_t, TR_F32, dlogits, c->N * E);
+    }
+    tr_linear_input(c, dx, dlogits_t, tr_param_at(c, l->router), c->N, 1);
+    tr_linear_weight(c, tr_param_at(c, l->router), dlogits_t, x, c->N);
+    tr_arena_release(c->scratch, mark);
+}
