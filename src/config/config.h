@@ -1,7 +1,7 @@
 /* config.h - every setting, resolved and checked. Floor: config.
  *
- * The rows in settings.c (key, type, default, range, help) are the one declaration of a setting: they
- * parse, override, check, print and explain it. This struct is where the values end up. */
+ * The rows in settings.c (key, type, default, range, help) are the one declaration of a setting:
+ * they parse, override, check, print and explain it. This struct is where the values end up. */
 #pragma once
 #include "base/dtype.h"
 #include "base/status.h"
@@ -70,9 +70,9 @@ typedef struct {
     struct {
         tr_data_list train, validation;
         int64_t sequence_length;
-        int64_t pad_id;        /* -1: none. Pads are neither predicted, routed nor counted */
+        int64_t pad_id;         /* -1: none. Pads are neither predicted, routed nor counted */
         double bytes_per_token; /* for bits per byte */
-        bool mask;             /* FILE.mask beside each data file: one byte a token, 0 = not predicted */
+        bool mask; /* FILE.mask beside each data file: one byte a token, 0 = not predicted */
     } data;
     struct {
         int64_t steps, global_batch_size, micro_batch_size, evaluate_every, evaluate_batches;
@@ -95,12 +95,15 @@ typedef struct {
         bool samples;
         bool tensorboard;
     } log;
+    /* state, for messages: the name it was read under, and where each setting was given (by row of
+     * the table; NULL: nowhere, it has its default) */
+    char *source, **places;
 } tr_config;
 
 /* Local, the same on every rank that reads the same bytes. Reads the file, applies `sets`
- * ("section.key=value", YAML values), fills defaults, checks every key by itself and all that can be
- * checked without knowing the world. TR_ERR_MISSING, or TR_ERR_USAGE naming file, line, key, value
- * and what would do. *config_p is set only on success. */
+ * ("section.key=value", YAML values), fills defaults, checks every key by itself and all that can
+ * be checked without knowing the world. TR_ERR_MISSING, or TR_ERR_USAGE naming file, line, key,
+ * value and what would do. *config_p is set only on success. */
 tr_status tr_config_read(const char *path, int nsets, char *const *sets, tr_config **config_p);
 /* The same from text (a checkpoint's stored config); `name` is used in messages. */
 tr_status tr_config_parse(const char *text, const char *name, int nsets, char *const *sets,
@@ -109,15 +112,26 @@ void tr_config_destroy(tr_config *config); /* NULL-safe */
 
 /* Local. The resolved config as YAML that reads back to the same values. Caller frees. */
 char *tr_config_print(const tr_config *config);
-/* Local. The sections whose change forbids a resume (model, and what data is read in which order), in
- * the same form: equal text, same job. Caller frees. */
+/* Local. The sections whose change forbids a resume (model, and what data is read in which order),
+ * in the same form: equal text, same job. Caller frees. */
 char *tr_config_identity(const tr_config *config);
+/* Local. "section.key old -> new", a line each, of all settings outside the identity that differ
+ * (what a resume may change and logs). Caller frees; "" if none differ. */
+char *tr_config_changes(const tr_config *from, const tr_config *to);
+/* Local. The value of "section.key" as YAML, for messages. Caller frees. */
+char *tr_config_value(const tr_config *config, const char *name);
+/* Local. `text` as a YAML string, for building a --set from an argument. Caller frees. */
+char *tr_config_quote(const char *text);
+/* "float32", "bfloat16", ... */
+const char *tr_dtype_name(tr_dtype t);
+
 /* Local. Names of the first differing key of two configs' identities, for messages. Caller frees;
  * NULL if none differ. */
 char *tr_config_difference(const tr_config *a, const tr_config *b);
 
 /* Local. Checks that need the world's size: divisibility of batch, experts, sequence, layers.
- * *data_p gets the size of the data axis. TR_ERR_USAGE with both numbers and the nearest that work. */
+ * *data_p gets the size of the data axis. TR_ERR_USAGE with both numbers and the nearest that work.
+ */
 tr_status tr_config_check_world(const tr_config *config, int world, int64_t *data_p);
 
 /* The table of settings as text, wrapped to 100 columns. */

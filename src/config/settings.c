@@ -1,0 +1,238 @@
+/* settings.c - every setting, declared once. Floor: config. */
+#include "config/settings.h"
+
+#include <math.h>
+#include <string.h>
+
+#define KEY(s, k)     .section = #s, .key = #k, .offset = offsetof(tr_config, s.k)
+#define AT_LEAST(a)   .range = {(a), INFINITY, false, false}
+#define ABOVE(a)      .range = {(a), INFINITY, true, false}
+#define WITHIN(a, b)  .range = {(a), (b), false, false}
+#define FRACTION_OF_1 .range = {0, 1, false, true}
+
+/* Bounds that keep every product of extents inside 64 bits, far above any real model. */
+#define MAX_TOKENS  2147483647.0
+#define MAX_WIDTH   16777216.0
+#define MAX_HIDDEN  1048576.0
+#define MAX_COUNT   65536.0
+#define MAX_SAMPLES 1e12
+
+const char *const tr_sections[] = {"run",       "model",      "parallel", "data", "training",
+                                   "optimizer", "checkpoint", "log",      NULL};
+
+const tr_setting tr_settings[] = {
+    {KEY(run, name), TR_KIND_STRING, .fallback = "quickstart",
+     .help = "Names the run's folders: DIRECTORY/NAME for metrics, checkpoint.directory/NAME."},
+    {KEY(run, seed), TR_KIND_INT, .fallback = "1234", AT_LEAST(0), .identity = true,
+     .help = "Decides the initial weights and the order of the data, on every grid alike."},
+    {KEY(run, device), TR_KIND_ENUM, .fallback = "cpu", .names = "cpu", .refused = "cuda",
+     .refusal = "needs CUDA, and this build has no CUDA; use cpu",
+     .help = "Where the model lives and computes."},
+    {KEY(run, dtype), TR_KIND_ENUM, .fallback = "float32", .names = "float32|bfloat16",
+     .help =
+         "Type of weights and activations in computation. Gradients, master weights and moments "
+         "are float32 either way."},
+    {KEY(run, directory), TR_KIND_STRING, .fallback = "runs",
+     .help = "Folder of the runs' folders."},
+    {KEY(run, threads), TR_KIND_INT, .fallback = "0", WITHIN(0, 4096),
+     .help = "Threads a rank; 0: the cores this node allows divided by the ranks on it."},
+    {KEY(run, peak_flops), TR_KIND_REAL, .fallback = "0", AT_LEAST(0),
+     .help = "A rank's peak in floating-point operations a second, the base of mfu; 0: measured at "
+             "the start."},
+
+    {KEY(model, from), TR_KIND_STRING, .nullable = true,
+     .help = "A Hugging Face config.json whose keys are taken where this section gives none."},
+    {KEY(model, init_from), TR_KIND_STRING, .nullable = true,
+     .help = "A checkpoint whose weights the run starts from; step, moments and data position "
+             "start afresh."},
+    {KEY(model, vocab_size), TR_KIND_INT, .required = true, .identity = true, WITHIN(1, MAX_TOKENS),
+     .help = "Tokens in the vocabulary; at least 256 for byte data."},
+    {KEY(model, hidden_size), TR_KIND_INT, .required = true, .identity = true,
+     WITHIN(1, MAX_HIDDEN), .help = "Width of the residual stream."},
+    {KEY(model, num_hidden_layers), TR_KIND_INT, .required = true, .identity = true,
+     WITHIN(1, MAX_COUNT), .help = "Transformer blocks."},
+    {KEY(model, num_attention_heads), TR_KIND_INT, .required = true, .identity = true,
+     WITHIN(1, MAX_COUNT), .help = "Query heads."},
+    {KEY(model, num_key_value_heads), TR_KIND_INT, .derived = "num_attention_heads",
+     .nullable = true, .identity = true, WITHIN(1, MAX_COUNT),
+     .help = "Key and value heads; divides num_attention_heads."},
+    {KEY(model, head_dim), TR_KIND_INT, .derived = "hidden_size / num_attention_heads",
+     .nullable = true, .identity = true, WITHIN(2, MAX_COUNT),
+     .help = "Width of a head; even, for the rotary embedding turns pairs."},
+    {KEY(model, intermediate_size), TR_KIND_INT,
+     .derived = "none; moe_intermediate_size if every layer has experts", .nullable = true,
+     .identity = true, WITHIN(1, MAX_WIDTH),
+     .help = "Width inside the feed-forward network of a layer without experts."},
+    {KEY(model, rope_theta), TR_KIND_REAL, .fallback = "10000", .identity = true, ABOVE(0),
+     .help = "Base of the rotary position embedding."},
+    {KEY(model, rms_norm_eps), TR_KIND_REAL, .fallback = "1e-6", .identity = true, ABOVE(0),
+     .help = "Added to the mean square in RMS norms."},
+    {KEY(model, initializer_range), TR_KIND_REAL, .fallback = "0.02", .identity = true, AT_LEAST(0),
+     .help = "Standard deviation of the initial weights."},
+    {KEY(model, sliding_window), TR_KIND_INT, .fallback = "0", .nullable = true, .identity = true,
+     WITHIN(0, MAX_TOKENS),
+     .help = "Keys a query attends to, its own among them; 0 or null: all before it."},
+    {KEY(model, tie_word_embeddings), TR_KIND_BOOL, .fallback = "false", .identity = true,
+     .help = "Whether the output head is the embedding, transposed."},
+    {.section = "model",
+     .key = "rope_scaling",
+     .kind = TR_KIND_NULL,
+     .fallback = "null",
+     .refusal = "is not supported yet; use null",
+     .help = "Rotary scaling; null alone is accepted."},
+    {KEY(model, num_experts), TR_KIND_INT, .fallback = "0", .identity = true, WITHIN(0, MAX_COUNT),
+     .help = "Routed experts of a mixture-of-experts layer; 0: a dense model."},
+    {KEY(model, num_experts_per_tok), TR_KIND_INT, .fallback = "2", .identity = true,
+     WITHIN(1, MAX_COUNT), .help = "Experts each token is sent to."},
+    {KEY(model, moe_intermediate_size), TR_KIND_INT, .derived = "intermediate_size",
+     .nullable = true, .identity = true, WITHIN(1, MAX_WIDTH), .help = "Width inside an expert."},
+    {KEY(model, shared_expert_intermediate_size), TR_KIND_INT, .fallback = "0", .nullable = true,
+     .identity = true, WITHIN(0, MAX_WIDTH),
+     .help = "Width of the expert that every token passes; 0: there is none."},
+    {KEY(model, norm_topk_prob), TR_KIND_BOOL, .fallback = "true", .identity = true,
+     .help = "Whether the chosen experts' probabilities are scaled to sum to 1."},
+    {KEY(model, router_aux_loss_coef), TR_KIND_REAL, .fallback = "0.001", .identity = true,
+     AT_LEAST(0), .help = "Coefficient of the load-balancing loss."},
+    {KEY(model, router_z_loss_coef), TR_KIND_REAL, .fallback = "0", .identity = true, AT_LEAST(0),
+     .help = "Coefficient of the router's z-loss."},
+    {KEY(model, router_aux_loss_scope), TR_KIND_ENUM, .fallback = "micro_batch", .identity = true,
+     .names = "micro_batch|sequence|global_batch",
+     .help =
+         "Tokens over which expert loads are balanced. global_batch needs the gpipe schedule or "
+         "one micro-batch a rank."},
+    {KEY(model, expert_capacity_factor), TR_KIND_REAL, .fallback = "0", .identity = true,
+     AT_LEAST(0),
+     .help =
+         "An expert takes ceil(num_experts_per_tok * length / num_experts * factor) tokens of a "
+         "sequence and drops the others; 0: no token is dropped."},
+    {KEY(model, expert_drop_policy), TR_KIND_ENUM, .fallback = "position", .identity = true,
+     .names = "position|probability",
+     .help = "Which tokens a full expert keeps: the first in the sequence, or the likeliest."},
+    {KEY(model, decoder_sparse_step), TR_KIND_INT, .fallback = "1", .identity = true,
+     WITHIN(1, MAX_COUNT), .help = "Layer i has experts where i + 1 is a multiple of this."},
+    {KEY(model, first_k_dense_replace), TR_KIND_INT, .fallback = "0", .identity = true,
+     WITHIN(0, MAX_COUNT), .help = "Layers at the start without experts."},
+    {KEY(model, mlp_only_layers), TR_KIND_INTS, .fallback = "[]", .identity = true,
+     WITHIN(0, MAX_COUNT), .help = "Numbers of further layers without experts, from 0."},
+
+    {KEY(parallel, pipeline), TR_KIND_INT, .fallback = "1", WITHIN(1, MAX_HIDDEN),
+     .help = "Pipeline stages. Data-parallel ranks are what is left: world / (pipeline * context * "
+             "tensor)."},
+    {KEY(parallel, context), TR_KIND_INT, .fallback = "1", WITHIN(1, MAX_HIDDEN),
+     .help = "Ranks that share a sequence (ring attention); 2 * context divides "
+             "data.sequence_length."},
+    {KEY(parallel, expert), TR_KIND_INT, .fallback = "1", WITHIN(1, MAX_HIDDEN),
+     .help = "Ranks that share one set of experts; divides num_experts and data * context."},
+    {KEY(parallel, tensor), TR_KIND_INT, .fallback = "1", WITHIN(1, MAX_HIDDEN),
+     .help = "Ranks that share a weight; 1, for more is not supported yet."},
+    {KEY(parallel, schedule), TR_KIND_ENUM, .fallback = "1f1b", .names = "1f1b|gpipe",
+     .help = "Order of forwards and backwards in the pipeline."},
+    {KEY(parallel, recompute), TR_KIND_ENUM, .fallback = "none", .names = "none|selective|full",
+     .help = "How much of the forward the backward computes again instead of storing it."},
+    {KEY(parallel, bucket_elems), TR_KIND_INT, .fallback = "4194304", WITHIN(1, MAX_TOKENS),
+     .help = "Gradient elements reduced at a time."},
+
+    {KEY(data, train), TR_KIND_DATA, .fallback = "[]", .identity = true,
+     .help = "Training files: llm.c .bin, Megatron .bin beside its .idx, anything else as bytes."},
+    {KEY(data, validation), TR_KIND_DATA, .fallback = "[]", .help = "Validation files."},
+    {KEY(data, sequence_length), TR_KIND_INT, .fallback = "256", .identity = true,
+     WITHIN(1, MAX_TOKENS), .help = "Tokens in a sample."},
+    {KEY(data, pad_id), TR_KIND_INT, .fallback = "-1", .identity = true, WITHIN(-1, MAX_TOKENS),
+     .help = "Token that is padding: neither predicted, routed nor counted; -1: none."},
+    {KEY(data, bytes_per_token), TR_KIND_REAL, .fallback = "1", ABOVE(0),
+     .help = "Bytes of text in a mean token, for validation_bits_per_byte."},
+    {KEY(data, mask), TR_KIND_BOOL, .fallback = "false", .identity = true,
+     .help = "Whether FILE.mask lies beside each file: one byte a token, 0: not predicted."},
+
+    {KEY(training, steps), TR_KIND_INT, .fallback = "200", WITHIN(1, MAX_SAMPLES),
+     .help = "Optimizer steps in all."},
+    {KEY(training, global_batch_size), TR_KIND_INT, .fallback = "32", WITHIN(1, MAX_TOKENS),
+     .help = "Sequences a step; a multiple of micro_batch_size * data-parallel ranks."},
+    {KEY(training, micro_batch_size), TR_KIND_INT, .fallback = "4", WITHIN(1, MAX_TOKENS),
+     .help = "Sequences a rank computes at a time."},
+    {KEY(training, evaluate_every), TR_KIND_INT, .fallback = "0", WITHIN(0, MAX_SAMPLES),
+     .help = "Steps between evaluations; 0: once, after the last step, if data.validation is "
+             "given."},
+    {KEY(training, evaluate_batches), TR_KIND_INT, .fallback = "10", WITHIN(1, MAX_TOKENS),
+     .help = "An evaluation reads this many times global_batch_size sequences."},
+    {KEY(training, max_skipped_steps), TR_KIND_INT, .fallback = "10", WITHIN(1, MAX_SAMPLES),
+     .help = "Consecutive steps with a gradient that is not finite before the run ends (exit "
+             "70)."},
+
+    {KEY(optimizer, learning_rate), TR_KIND_REAL, .fallback = "3e-3", AT_LEAST(0),
+     .help = "AdamW's highest learning rate."},
+    {KEY(optimizer, min_learning_rate), TR_KIND_REAL,
+     .derived = "3e-4, or learning_rate where that is lower", AT_LEAST(0),
+     .help = "Where the schedule ends."},
+    {KEY(optimizer, warmup_steps), TR_KIND_INT, .fallback = "20", WITHIN(0, MAX_SAMPLES),
+     .help = "Steps of linear rise at the start."},
+    {KEY(optimizer, decay_steps), TR_KIND_INT, .fallback = "0", WITHIN(0, MAX_SAMPLES),
+     .help = "Steps of linear decay at the end of the wsd schedule."},
+    {KEY(optimizer, schedule), TR_KIND_ENUM, .fallback = "cosine",
+     .names = "cosine|linear|constant|wsd",
+     .help = "Learning rate after the warm-up; wsd: constant, then decay_steps of decay."},
+    {KEY(optimizer, beta1), TR_KIND_REAL, .fallback = "0.9", FRACTION_OF_1,
+     .help = "Decay of AdamW's first moment."},
+    {KEY(optimizer, beta2), TR_KIND_REAL, .fallback = "0.95", FRACTION_OF_1,
+     .help = "Decay of AdamW's second moment."},
+    {KEY(optimizer, epsilon), TR_KIND_REAL, .fallback = "1e-8", ABOVE(0),
+     .help = "Added to the root of the second moment."},
+    {KEY(optimizer, weight_decay), TR_KIND_REAL, .fallback = "0.1", AT_LEAST(0),
+     .help = "Decoupled weight decay of matrices; norms have none."},
+    {KEY(optimizer, clip), TR_KIND_REAL, .fallback = "1", AT_LEAST(0),
+     .help = "Highest global gradient norm; 0: gradients are not clipped."},
+
+    {KEY(checkpoint, directory), TR_KIND_STRING, .fallback = "checkpoints",
+     .help = "Folder of the runs' checkpoint folders."},
+    {KEY(checkpoint, every), TR_KIND_INT, .fallback = "100", WITHIN(0, MAX_SAMPLES),
+     .help = "Steps between checkpoints; 0: after the last step alone."},
+    {KEY(checkpoint, keep), TR_KIND_INT, .fallback = "3", WITHIN(0, MAX_SAMPLES),
+     .help = "Newest checkpoints that are kept; 0: all."},
+    {KEY(checkpoint, resume), TR_KIND_RESUME, .fallback = "auto", .names = "auto|never",
+     .help = "auto: go on from the newest complete checkpoint; never: move old results away and "
+             "start; any other text: the path of a checkpoint."},
+
+    {KEY(log, every), TR_KIND_INT, .fallback = "1", WITHIN(1, MAX_SAMPLES),
+     .help = "Steps between progress lines where the output is no terminal."},
+    {KEY(log, samples), TR_KIND_BOOL, .fallback = "false",
+     .help = "Whether samples.jsonl lists the samples of each step."},
+    {KEY(log, tensorboard), TR_KIND_BOOL, .fallback = "true",
+     .help = "Whether TensorBoard events are written."},
+};
+
+const int tr_setting_count = (int)(sizeof tr_settings / sizeof *tr_settings);
+
+int tr_setting_find(const char *section, const char *key) {
+    for (int i = 0; i < tr_setting_count; i++)
+        if (!strcmp(tr_settings[i].section, section) && !strcmp(tr_settings[i].key, key)) return i;
+    return -1;
+}
+
+/* Levenshtein's distance; words longer than the rows of the table are far from everything. */
+static int64_t edit_distance(const char *a, const char *b) {
+    enum { MOST = 64 };
+    size_t na = strlen(a), nb = strlen(b);
+    int64_t row[MOST + 1];
+    if (na > MOST || nb > MOST) return MOST;
+    for (size_t j = 0; j <= nb; j++) row[j] = (int64_t)j;
+    for (size_t i = 1; i <= na; i++) {
+        int64_t corner = row[0];
+        row[0] = (int64_t)i;
+        for (size_t j = 1; j <= nb; j++) {
+            int64_t best = corner + (a[i - 1] != b[j - 1]);
+            if (row[j] + 1 < best) best = row[j] + 1;
+            if (row[j - 1] + 1 < best) best = row[j - 1] + 1;
+            corner = row[j];
+            row[j] = best;
+        }
+    }
+    return row[nb];
+}
+
+void tr_guess_offer(tr_guess *guess, const char *name) {
+    int64_t distance = edit_distance(guess->word, name);
+    int64_t close = 1 + (int64_t)strlen(name) / 3;
+    if (distance > close || (guess->best && distance >= guess->distance)) return;
+    guess->best = name;
+    guess->distance = distance;
+}
