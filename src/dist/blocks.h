@@ -16,8 +16,12 @@ tr_range tr_block_of(int64_t n, int64_t parts, int64_t index);
 /* Which part holds `item`. */
 int64_t tr_block_owner(int64_t n, int64_t parts, int64_t item);
 
-static inline int64_t tr_round_up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
-static inline int64_t tr_ceil_div(int64_t n, int64_t by) { return (n + by - 1) / by; }
+static inline int64_t tr_round_up(int64_t n, int64_t to) {
+    return (n + to - 1) / to * to;
+}
+static inline int64_t tr_ceil_div(int64_t n, int64_t by) {
+    return (n + by - 1) / by;
+}
 
 /* An axis-aligned part of a tensor: offset[d] <= i < offset[d] + extent[d]. */
 typedef struct {

@@ -69,9 +69,11 @@ tr_request *tr_all_to_all_begin(tr_comm *comm, tr_stream *stream, const void *se
                                 const int64_t *send_rows, void *recv, const int64_t *recv_rows,
                                 int64_t row_bytes);
 
-/* Waits and gives the request back; NULL does nothing. */
+/* Waits and gives the request back; NULL does nothing (begin may return NULL for what is already
+ * done, as on one rank). While it waits it drives everything that is in flight in the process. */
 void tr_end(tr_request *request);
-/* True when tr_end would not wait. Drives progress; call it between slices of compute. */
+/* True when tr_end would not wait (and for NULL). Drives progress; call it between slices of
+ * compute. */
 bool tr_test(tr_request *request);
 
 /* Collective on comm. OK if every rank passes OK; else all return the status of the lowest failing
@@ -86,6 +88,9 @@ void tr_abort_place(const char *place);
 void tr_abort_step(int64_t step);
 
 /* Test switches, process-wide, set before the first operation. Also read from the environment:
- * TRIREME_CHUNK_LIMIT (elements per MPI call), TRIREME_SYNCHRONOUS=1 (every send is MPI_Issend). */
+ * TRIREME_CHUNK_LIMIT (elements per MPI call), TRIREME_SYNCHRONOUS=1 (every send is MPI_Issend),
+ * TRIREME_NO_SHARED=1 (ranks of one node use MPI like those of different nodes). Equal on all
+ * ranks; changed only while nothing is in flight. A limit of 0 gives back the default. */
 void tr_comm_set_chunk_limit(int64_t elems);
 void tr_comm_set_synchronous(bool on);
+void tr_comm_set_shared(bool on);

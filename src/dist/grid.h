@@ -2,9 +2,9 @@
  *
  * World = pipeline x data x context x tensor, tensor fastest, then context, data, pipeline:
  *     rank = ((p * data + d) * context + c) * tensor + t
- * Expert groups are cut out of data x context: with i = d * context + c, the `expert` ranks of equal
- * i / expert form an expert group (each holds num_experts / expert experts, its place is i % expert),
- * and ranks of equal i % expert hold the same experts. */
+ * Expert groups are cut out of data x context: with i = d * context + c, the `expert` ranks of
+ * equal i / expert form an expert group (each holds num_experts / expert experts, its place is i %
+ * expert), and ranks of equal i % expert hold the same experts. */
 #pragma once
 #include "dist/comm.h"
 
@@ -53,7 +53,9 @@ typedef struct {
 tr_grid *tr_grid_create(tr_comm *world, tr_grid_shape shape);
 void tr_grid_destroy(tr_grid *grid); /* Collective. NULL-safe */
 
-static inline bool tr_grid_first_stage(const tr_grid *g) { return g->at.p == 0; }
+static inline bool tr_grid_first_stage(const tr_grid *g) {
+    return g->at.p == 0;
+}
 static inline bool tr_grid_last_stage(const tr_grid *g) {
     return g->at.p == g->at.shape.pipeline - 1;
 }

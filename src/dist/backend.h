@@ -1,0 +1,127 @@
+/* backend.h - what stands behind comm.h. Floor: dist, private to it.
+ *
+ * comm.c turns each call into a `tr_work` (what is asked), takes a request from the communicator's
+ * pool and gives it to the first backend that serves it. A backend only begins work and advances
+ * it without waiting; who waits, and drives everything else in flight meanwhile, is comm.c. So a
+ * backend for device memory (its `begin` enqueues on work.stream, its `advance` asks an event)
+ * stands beside these two and no caller changes:
+ *     shared  reduce_scatter, all_gather and barrier through memory that all ranks map
+ *     mpi     everything */
+#pragma once
+#include "dist/blocks.h"
+#include "dist/comm.h"
+
+#include <mpi.h>
+#include <stdatomic.h>
+
+typedef enum {
+    TR_WORK_SEND,
+    TR_WORK_RECV,
+    TR_WORK_BARRIER,
+    TR_WORK_BROADCAST,
+    TR_WORK_ALL_REDUCE,
+    TR_WORK_REDUCE_SCATTER,
+    TR_WORK_ALL_GATHER,
+    TR_WORK_ALL_TO_ALL,
+    TR_WORK_COUNT
+} tr_work_kind;
+
+typedef struct {
+    tr_work_kind kind;
+    tr_stream *stream; /* a device backend orders after it; host memory is ready at once */
+    void *buffer;      /* received into, or worked on in place */
+    const void *send;  /* of sends and all_to_all */
+    int64_t n;         /* elements of dtype; of one block where the buffer has size blocks */
+    tr_dtype dtype;    /* TR_U8 where the interface counts bytes */
+    tr_op op;
+    int peer, tag;                        /* peer is the root of a broadcast */
+    const int64_t *send_rows, *recv_rows; /* valid during begin only */
+    int64_t row_bytes;
+} tr_work;
+
+typedef struct {
+    const char *name;
+    bool (*serves)(tr_comm *comm, const tr_work *work);
+    void (*begin)(tr_request *request);
+    bool (*advance)(tr_request *request); /* true: complete. Never waits. */
+} tr_backend;
+
+extern const tr_backend tr_backend_shared, tr_backend_mpi;
+
+struct tr_request {
+    tr_comm *comm;
+    const tr_backend *backend;
+    tr_work work;
+    bool complete;
+    tr_request *next, *previous; /* in flight in the process; `next` also links the pool */
+    /* mpi: the transfers posted, and pieces of a reduce_scatter with their staging */
+    MPI_Request *mpi;
+    int64_t mpi_count, mpi_room;
+    float *staging;
+    int64_t staging_elems, pieces_posted, pieces_added;
+    int tag;
+    /* shared */
+    tr_request *queued_after;
+    struct tr_memory *memory; /* what the buffer lies in */
+    int64_t sequence;
+    bool worked; /* this rank has read what it needs of its peers' memory */
+};
+
+/* What one rank shows to its peers: two counters and signatures of its latest operations. */
+enum { TR_SHARED_NOTES = 64 };
+typedef struct {
+    _Alignas(64) _Atomic int64_t begun; /* sequence of the last operation begun */
+    _Alignas(64) _Atomic int64_t done;  /* sequence of the last operation that has read its fill */
+    _Alignas(64) _Atomic uint64_t note[TR_SHARED_NOTES];
+} tr_shared_line;
+
+/* One tr_comm_alloc. */
+typedef struct tr_memory {
+    struct tr_memory *next;
+    int64_t bytes;
+    char *own;
+    char **peer; /* [size] every rank's memory as mapped here; NULL: private memory */
+} tr_memory;
+
+typedef struct {
+    tr_request *first, *last; /* in flight, in the order they were begun */
+} tr_runtime;
+
+struct tr_comm {
+    tr_runtime *runtime; /* the world's */
+    bool is_world;
+    int rank, size, node_size;
+    MPI_Comm mpi;           /* point to point */
+    MPI_Comm internal;      /* messages of collectives */
+    int64_t internal_begun; /* collectives begun on `internal`: gives their tags */
+    tr_memory *memories;
+    tr_request *pool;
+    int64_t in_flight;
+    /* shared: NULL lines unless all ranks map each other's memory */
+    tr_memory *lines_memory;
+    tr_shared_line **lines; /* [size] */
+    int64_t shared_begun;
+    tr_request *queue_first, *queue_last; /* begun and not worked */
+};
+
+/* comm.c */
+typedef struct {
+    int64_t chunk_limit; /* elements per MPI call, 0: no limit but the default's */
+    bool synchronous, shared;
+} tr_comm_switches;
+const tr_comm_switches *tr_comm_get_switches(void);
+
+/* memory.c. Collective on comm: memory that all ranks map, or private memory. */
+tr_memory *tr_memory_create(tr_comm *comm, int64_t bytes);
+void tr_memory_destroy(tr_comm *comm, tr_memory *memory);
+/* Local. The allocation [pointer, pointer + bytes) lies in, or NULL. */
+tr_memory *tr_memory_find(tr_comm *comm, const void *pointer, int64_t bytes);
+
+/* sum.c. out[i] = in[0][i] + in[1][i] + ... in that order, in fp32, by all OpenMP threads. out may
+ * be one of in. */
+void tr_sum_in_order(float *out, const float *const *in, int count, int64_t n);
+void tr_copy_threaded(void *out, const void *in, int64_t bytes);
+
+/* abort.c. Ends the job unless `code` is MPI_SUCCESS. */
+void tr_mpi_check(int code, const char *call);
+#define TR_MPI(call) tr_mpi_check((call), #call)

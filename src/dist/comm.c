@@ -1,0 +1,328 @@
+/* comm.c - communicators, their requests and who waits, see comm.h. Floor: dist.
+ *
+ * Nothing progresses in the background: a rank that waits drives every operation in flight in the
+ * process, in the order they were begun, so that ranks that end operations of different
+ * communicators in different orders still serve each other. */
+#include "dist/backend.h"
+
+#include "base/log.h"
+
+#include <sched.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* Process-wide by contract: test switches, set before the first operation. */
+static tr_comm_switches switches = {.chunk_limit = 0, .synchronous = false, .shared = true};
+
+const tr_comm_switches *tr_comm_get_switches(void) {
+    return &switches;
+}
+void tr_comm_set_chunk_limit(int64_t elems) {
+    switches.chunk_limit = elems;
+}
+void tr_comm_set_synchronous(bool on) {
+    switches.synchronous = on;
+}
+void tr_comm_set_shared(bool on) {
+    switches.shared = on;
+}
+
+static void read_switches(void) {
+    const char *limit = getenv("TRIREME_CHUNK_LIMIT"), *synchronous = getenv("TRIREME_SYNCHRONOUS"),
+               *no_shared = getenv("TRIREME_NO_SHARED");
+    if (limit) {
+        char *end;
+        switches.chunk_limit = strtoll(limit, &end, 10);
+        if (*end != '\0' || switches.chunk_limit < 1)
+            tr_abort("TRIREME_CHUNK_LIMIT is \"%s\"; it must be a number of elements, 1 or more",
+                     limit);
+    }
+    if (synchronous) switches.synchronous = strcmp(synchronous, "0") != 0;
+    if (no_shared) switches.shared = strcmp(no_shared, "0") == 0;
+}
+
+/* Collective on mpi, which the new communicator owns. */
+static tr_comm *wrap(MPI_Comm mpi, tr_runtime *runtime) {
+    tr_comm *comm = calloc(1, sizeof *comm);
+    if (!comm) tr_abort("no memory for a communicator");
+    comm->runtime = runtime;
+    comm->mpi = mpi;
+    TR_MPI(MPI_Comm_rank(mpi, &comm->rank));
+    TR_MPI(MPI_Comm_size(mpi, &comm->size));
+    TR_MPI(MPI_Comm_dup(mpi, &comm->internal));
+    MPI_Comm node;
+    TR_MPI(MPI_Comm_split_type(mpi, MPI_COMM_TYPE_SHARED, comm->rank, MPI_INFO_NULL, &node));
+    TR_MPI(MPI_Comm_size(node, &comm->node_size));
+    TR_MPI(MPI_Comm_free(&node));
+
+    if (comm->size > 1) comm->lines_memory = tr_memory_create(comm, sizeof(tr_shared_line));
+    if (comm->lines_memory && comm->lines_memory->peer) {
+        comm->lines = malloc((size_t)comm->size * sizeof *comm->lines);
+        if (!comm->lines) tr_abort("no memory for a communicator");
+        for (int k = 0; k < comm->size; k++)
+            comm->lines[k] = (tr_shared_line *)(void *)comm->lines_memory->peer[k];
+    }
+    return comm;
+}
+
+tr_comm *tr_comm_start(int *argc, char ***argv) {
+    /* Open MPI's own file layer reads chunked HDF5 data wrongly with data sieving (ompi #10546). */
+    setenv("OMPI_MCA_fbtl_posix_read_datasieving", "0", 0);
+    int provided;
+    TR_MPI(MPI_Init_thread(argc, argv, MPI_THREAD_FUNNELED, &provided));
+    TR_MPI(MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN));
+    TR_MPI(MPI_Comm_set_errhandler(MPI_COMM_SELF, MPI_ERRORS_RETURN));
+    int rank;
+    TR_MPI(MPI_Comm_rank(MPI_COMM_WORLD, &rank));
+    tr_log_rank(rank);
+    if (provided < MPI_THREAD_FUNNELED)
+        tr_abort("this MPI does not allow threads (MPI_THREAD_FUNNELED)");
+    read_switches();
+
+    tr_runtime *runtime = calloc(1, sizeof *runtime);
+    if (!runtime) tr_abort("no memory to start");
+    MPI_Comm mpi;
+    TR_MPI(MPI_Comm_dup(MPI_COMM_WORLD, &mpi));
+    tr_comm *world = wrap(mpi, runtime);
+    world->is_world = true;
+    return world;
+}
+
+tr_comm *tr_comm_split(tr_comm *parent, int color, int key) {
+    MPI_Comm mpi;
+    TR_MPI(MPI_Comm_split(parent->mpi, color < 0 ? MPI_UNDEFINED : color, key, &mpi));
+    return mpi == MPI_COMM_NULL ? NULL : wrap(mpi, parent->runtime);
+}
+
+void tr_comm_free(tr_comm *comm) {
+    if (!comm) return;
+    if (comm->in_flight != 0)
+        tr_abort("a communicator is freed with %lld operations in flight: tr_end them first",
+                 (long long)comm->in_flight);
+    while (comm->memories) tr_memory_destroy(comm, comm->memories);
+    free(comm->lines);
+    while (comm->pool) {
+        tr_request *request = comm->pool;
+        comm->pool = request->next;
+        free(request->mpi);
+        free(request->staging);
+        free(request);
+    }
+    TR_MPI(MPI_Comm_free(&comm->internal));
+    TR_MPI(MPI_Comm_free(&comm->mpi));
+    if (comm->is_world) free(comm->runtime);
+    free(comm);
+}
+
+void tr_comm_stop(tr_comm *world) {
+    tr_comm_free(world);
+    TR_MPI(MPI_Finalize());
+}
+
+int tr_comm_rank(const tr_comm *comm) {
+    return comm->rank;
+}
+int tr_comm_size(const tr_comm *comm) {
+    return comm->size;
+}
+int tr_comm_node_size(const tr_comm *comm) {
+    return comm->node_size;
+}
+void *tr_comm_mpi(tr_comm *comm) {
+    return &comm->mpi;
+}
+
+void *tr_comm_alloc(tr_comm *comm, int64_t bytes) {
+    return tr_memory_create(comm, bytes)->own;
+}
+
+void tr_comm_free_memory(tr_comm *comm, void *memory) {
+    if (!memory) return;
+    tr_memory *found = comm->memories;
+    while (found && found->own != memory) found = found->next;
+    if (!found)
+        tr_abort("tr_comm_free_memory: the memory is not from this communicator's tr_comm_alloc");
+    tr_memory_destroy(comm, found);
+}
+
+/* Requests: taken from the pool and linked last among those in flight. */
+static tr_request *take_request(tr_comm *comm) {
+    tr_request *request = comm->pool;
+    if (request)
+        comm->pool = request->next;
+    else
+        request = calloc(1, sizeof *request);
+    if (!request) tr_abort("no memory for a request");
+    tr_runtime *runtime = comm->runtime;
+    request->comm = comm;
+    request->complete = false;
+    request->next = NULL;
+    request->previous = runtime->last;
+    if (runtime->last)
+        runtime->last->next = request;
+    else
+        runtime->first = request;
+    runtime->last = request;
+    comm->in_flight++;
+    return request;
+}
+
+static void unlink_request(tr_request *request) {
+    tr_runtime *runtime = request->comm->runtime;
+    if (request->previous)
+        request->previous->next = request->next;
+    else
+        runtime->first = request->next;
+    if (request->next)
+        request->next->previous = request->previous;
+    else
+        runtime->last = request->previous;
+}
+
+static bool advance(tr_request *request) {
+    if (!request->complete && request->backend->advance(request)) {
+        request->complete = true;
+        unlink_request(request);
+    }
+    return request->complete;
+}
+
+static tr_request *begin(tr_comm *comm, const tr_work *work) {
+    static const tr_backend *const backends[] = {&tr_backend_shared, &tr_backend_mpi};
+    const tr_backend *const *backend = backends;
+    while (!(*backend)->serves(comm, work)) backend++; /* the last one serves all */
+    tr_request *request = take_request(comm);
+    request->backend = *backend;
+    request->work = *work;
+    request->backend->begin(request);
+    return request;
+}
+
+tr_request *tr_send_begin(tr_comm *comm, tr_stream *stream, int peer, int tag, const void *buffer,
+                          int64_t bytes) {
+    return begin(comm, &(tr_work){.kind = TR_WORK_SEND,
+                                  .stream = stream,
+                                  .peer = peer,
+                                  .tag = tag,
+                                  .send = buffer,
+                                  .n = bytes,
+                                  .dtype = TR_U8});
+}
+
+tr_request *tr_recv_begin(tr_comm *comm, tr_stream *stream, int peer, int tag, void *buffer,
+                          int64_t bytes) {
+    return begin(comm, &(tr_work){.kind = TR_WORK_RECV,
+                                  .stream = stream,
+                                  .peer = peer,
+                                  .tag = tag,
+                                  .buffer = buffer,
+                                  .n = bytes,
+                                  .dtype = TR_U8});
+}
+
+tr_request *tr_barrier_begin(tr_comm *comm) {
+    if (comm->size == 1) return NULL;
+    return begin(comm, &(tr_work){.kind = TR_WORK_BARRIER});
+}
+
+tr_request *tr_broadcast_begin(tr_comm *comm, tr_stream *stream, int root, void *buffer,
+                               int64_t bytes) {
+    if (comm->size == 1) return NULL;
+    return begin(comm, &(tr_work){.kind = TR_WORK_BROADCAST,
+                                  .stream = stream,
+                                  .peer = root,
+                                  .buffer = buffer,
+                                  .n = bytes,
+                                  .dtype = TR_U8});
+}
+
+tr_request *tr_all_reduce_begin(tr_comm *comm, tr_stream *stream, tr_op op, tr_dtype t,
+                                void *buffer, int64_t n) {
+    if (t != TR_F32 && t != TR_F64 && t != TR_I32 && t != TR_I64)
+        tr_abort("all_reduce: element type %d; it must be F32, F64, I32 or I64", (int)t);
+    if (comm->size == 1) return NULL;
+    return begin(comm, &(tr_work){.kind = TR_WORK_ALL_REDUCE,
+                                  .stream = stream,
+                                  .op = op,
+                                  .dtype = t,
+                                  .buffer = buffer,
+                                  .n = n});
+}
+
+tr_request *tr_reduce_scatter_begin(tr_comm *comm, tr_stream *stream, tr_dtype t, void *buffer,
+                                    int64_t n) {
+    if (t != TR_F32) tr_abort("reduce_scatter: element type %d; it must be F32", (int)t);
+    if (comm->size == 1 || n == 0) return NULL;
+    return begin(comm, &(tr_work){.kind = TR_WORK_REDUCE_SCATTER,
+                                  .stream = stream,
+                                  .op = TR_SUM,
+                                  .dtype = t,
+                                  .buffer = buffer,
+                                  .n = n});
+}
+
+tr_request *tr_all_gather_begin(tr_comm *comm, tr_stream *stream, tr_dtype t, void *buffer,
+                                int64_t n) {
+    if (comm->size == 1 || n == 0) return NULL;
+    return begin(
+        comm,
+        &(tr_work){
+            .kind = TR_WORK_ALL_GATHER, .stream = stream, .dtype = t, .buffer = buffer, .n = n});
+}
+
+tr_request *tr_all_to_all_begin(tr_comm *comm, tr_stream *stream, const void *send,
+                                const int64_t *send_rows, void *recv, const int64_t *recv_rows,
+                                int64_t row_bytes) {
+    if (send_rows[comm->rank] != recv_rows[comm->rank])
+        tr_abort("all_to_all: %lld rows to itself but %lld from itself",
+                 (long long)send_rows[comm->rank], (long long)recv_rows[comm->rank]);
+    return begin(comm, &(tr_work){.kind = TR_WORK_ALL_TO_ALL,
+                                  .stream = stream,
+                                  .send = send,
+                                  .send_rows = send_rows,
+                                  .buffer = recv,
+                                  .recv_rows = recv_rows,
+                                  .row_bytes = row_bytes,
+                                  .dtype = TR_U8});
+}
+
+/* Everything in flight takes a step, and MPI itself (a send that MPI calls complete may still have
+ * to leave). */
+static void drive(tr_comm *comm) {
+    for (tr_request *request = comm->runtime->first, *next; request; request = next) {
+        next = request->next;
+        advance(request);
+    }
+    int flag;
+    TR_MPI(MPI_Iprobe(MPI_ANY_SOURCE, MPI_ANY_TAG, comm->mpi, &flag, MPI_STATUS_IGNORE));
+}
+
+void tr_end(tr_request *request) {
+    if (!request) return;
+    /* Ranks may share a core: a rank that waits lets the others run. */
+    while (!advance(request)) {
+        drive(request->comm);
+        if (!request->complete) sched_yield();
+    }
+    tr_comm *comm = request->comm;
+    request->next = comm->pool;
+    comm->pool = request;
+    comm->in_flight--;
+}
+
+bool tr_test(tr_request *request) {
+    return !request || advance(request);
+}
+
+tr_status tr_agree(tr_comm *comm, tr_status status) {
+    if (comm->size == 1) return status;
+    /* Lower ranks make lower keys; a rank that is well makes the highest. */
+    int64_t key = status == TR_OK ? INT64_MAX : (int64_t)comm->rank << 32 | (int64_t)status;
+    tr_end(tr_all_reduce_begin(comm, NULL, TR_MIN, TR_I64, &key, 1));
+    if (key == INT64_MAX) return TR_OK;
+    int failed = (int)(key >> 32);
+    char message[4096] = "";
+    if (comm->rank == failed) memccpy(message, tr_error_message(), '\0', sizeof message - 1);
+    tr_end(tr_broadcast_begin(comm, NULL, failed, message, sizeof message));
+    return tr_fail((tr_status)(key & INT32_MAX), "%s", message);
+}

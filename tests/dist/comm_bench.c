@@ -1,0 +1,84 @@
+/* comm_bench.c - speed of the operations that a training step waits for: medians of several rounds,
+ * each the slowest rank's time. Run as `mpirun -n 2 tests/test_comm bench`. */
+#include "dist/comm.h"
+
+#include <mpi.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+void comm_bench(tr_comm *world);
+
+static int by_value(const void *a, const void *b) {
+    double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+typedef struct {
+    tr_comm *comm;
+    float *buffer;
+    int64_t n; /* of one block */
+} bench_data;
+
+static void sum(bench_data *data) {
+    tr_end(tr_reduce_scatter_begin(data->comm, NULL, TR_F32, data->buffer, data->n));
+    tr_end(tr_all_gather_begin(data->comm, NULL, TR_F32, data->buffer, data->n));
+}
+
+static void all_reduce(bench_data *data) {
+    tr_end(tr_all_reduce_begin(data->comm, NULL, TR_SUM, TR_F32, data->buffer,
+                               data->n * tr_comm_size(data->comm)));
+}
+
+static void small_all_reduce(bench_data *data) {
+    double values[16] = {0};
+    tr_end(tr_all_reduce_begin(data->comm, NULL, TR_SUM, TR_F64, values, 16));
+}
+
+static void barrier(bench_data *data) {
+    tr_end(tr_barrier_begin(data->comm));
+}
+
+static double median_seconds(bench_data *data, void (*work)(bench_data *), int rounds, int each) {
+    double times[64];
+    for (int round = -1; round < rounds; round++) { /* the first warms up */
+        tr_end(tr_barrier_begin(data->comm));
+        double begin = MPI_Wtime();
+        for (int i = 0; i < each; i++) work(data);
+        double time = (MPI_Wtime() - begin) / each;
+        tr_end(tr_all_reduce_begin(data->comm, NULL, TR_MAX, TR_F64, &time, 1));
+        if (round >= 0) times[round] = time;
+    }
+    qsort(times, (size_t)rounds, sizeof times[0], by_value);
+    return times[rounds / 2];
+}
+
+void comm_bench(tr_comm *world) {
+    int rank = tr_comm_rank(world), size = tr_comm_size(world);
+    int64_t bytes = INT64_C(64) << 20, n = bytes / 4 / size;
+    bench_data shared = {world, tr_comm_alloc(world, bytes), n};
+    bench_data own = {world, calloc(1, (size_t)bytes), n};
+    if (!own.buffer) tr_abort("no memory");
+    memset(own.buffer, 0, (size_t)bytes);
+    const struct {
+        const char *name;
+        bench_data *data;
+        void (*work)(bench_data *);
+        bool small;
+    } rows[] = {{"64 MB sum, shared memory", &shared, sum, false},
+                {"64 MB sum, private memory", &own, sum, false},
+                {"64 MB all_reduce", &own, all_reduce, false},
+                {"16 doubles all_reduce", &own, small_all_reduce, true},
+                {"barrier", &own, barrier, true}};
+    for (size_t r = 0; r < sizeof rows / sizeof rows[0]; r++) {
+        double seconds = median_seconds(rows[r].data, rows[r].work, 15, rows[r].small ? 200 : 1);
+        if (rank == 0 && rows[r].small)
+            printf("%d ranks  %-28s %9.2f us\n", size, rows[r].name, seconds * 1e6);
+        else if (rank == 0)
+            printf("%d ranks  %-28s %9.2f ms %7.2f GB/s\n", size, rows[r].name, seconds * 1e3,
+                   (double)bytes / seconds * 1e-9);
+        fflush(stdout);
+    }
+    tr_comm_free_memory(world, shared.buffer);
+    free(own.buffer);
+}
