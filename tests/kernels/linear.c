@@ -5,6 +5,7 @@
 
 #include <math.h>
 #include <omp.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
@@ -64,7 +65,7 @@ static void gemm_equals_loops(kt_maker *m) {
             for (int flags = 0; flags < 16; flags++) {
                 if (i == 5 && (flags & 12)) continue; /* the large one in fewer forms */
                 check_gemm(m, sizes[i], flags & 1, flags & 2, types[t].ab, types[t].c,
-                           flags & 4 ? 1 : 0, flags & 8 ? 3 : 0);
+                           flags & 4 ? 1.0f : 0.0f, flags & 8 ? 3 : 0);
             }
 }
 
@@ -75,7 +76,7 @@ static void gemm_in_pieces(kt_maker *m) {
         for (int t = 0; t < 3; t++)
             for (int flags = 0; flags < 4; flags++)
                 check_gemm(m, sizes[i], flags == 2, flags == 1, types[t].ab, types[t].c,
-                           flags == 3 ? 1 : 0, 0);
+                           flags == 3 ? 1.0f : 0.0f, 0);
 }
 
 /* Row counts of groups, ended by -1. */
@@ -149,7 +150,7 @@ static void grouped_equals_loops(kt_maker *m) {
         for (int t = 0; t < 3; t++) {
             for (int flags = 0; flags < 4; flags++)
                 check_grouped(m, groupings[i], 45, 38, flags & 1, types[t].ab, types[t].c,
-                              flags & 2 ? 1 : 0);
+                              flags & 2 ? 1.0f : 0.0f);
             check_grouped(m, groupings[i], 5, 0, true, types[t].ab, types[t].c, 0);
             check_grouped(m, groupings[i], 0, 5, true, types[t].ab, types[t].c, 0);
             if (types[t].c == TR_F32) check_grouped_weight(m, groupings[i], 45, 38, types[t].ab);
