@@ -13,25 +13,31 @@ typedef struct {
     const int64_t *expert_load; /* [moe_layers, experts] */
     const int64_t *sample_ids;  /* [n_samples] of this step, in order; NULL unless log.samples */
     int64_t n_samples;
-    double seconds, tokens_per_second, mfu;
+    double seconds, tokens_per_second;
+    double mfu; /* model FLOP/s over peak FLOP/s, a fraction; NaN when the peak is not known */
     bool evaluated;
     double validation_loss, validation_bits_per_byte;
 } tr_step_record;
 
 typedef struct tr_metrics tr_metrics;
 
-/* Opens run_directory/metrics.jsonl (and samples.jsonl, TensorBoard events when asked), creating the
- * folder. Rows of steps after `last_step` and a torn last line are cut, so that a resumed run's file
- * equals an undisturbed one's. TR_ERR_IO. */
+/* Opens run_directory/metrics.jsonl (and samples.jsonl, TensorBoard events when asked), creating
+ * the folder and its parents. Rows of steps after `last_step` (0: a fresh run) and torn lines are
+ * cut, so that a resumed run's file equals an undisturbed one's. TR_ERR_IO. */
 tr_status tr_metrics_open(const char *run_directory, int64_t last_step, bool samples,
                           bool tensorboard, tr_metrics **metrics_p);
-/* One JSON object and newline, flushed; non-finite numbers are null; equal floats give equal text. */
+/* One JSON object and newline, handed to the system; non-finite numbers are null; equal floats give
+ * equal text, the shortest that reads back to the same double. TR_ERR_IO naming the file. */
 tr_status tr_metrics_write(tr_metrics *metrics, const tr_step_record *record);
 tr_status tr_metrics_close(tr_metrics *metrics); /* NULL-safe */
 
-/* Progress for people: a bar that rewrites itself on a terminal, plain lines every `every` steps
- * otherwise: step, loss, gradient norm, tokens/s, MFU, time left. At most 100 columns. */
+/* Progress for people on standard output: on a terminal a bar that rewrites itself, otherwise plain
+ * lines for the first step, the last, and those that `every` divides: step, loss, gradient norm,
+ * tokens/s, MFU, time left. A validation gets a line of its own. At most 100 columns. */
 typedef struct tr_progress tr_progress;
+/* The steps to come are first_step..last_step; the clock of the first starts here. */
 tr_progress *tr_progress_start(int64_t first_step, int64_t last_step, int64_t every);
 void tr_progress_step(tr_progress *progress, const tr_step_record *record);
+/* Ends the bar's line, so that other text may follow; the next step draws it anew. NULL-safe. */
+void tr_progress_pause(tr_progress *progress);
 void tr_progress_finish(tr_progress *progress); /* NULL-safe */
