@@ -1,11 +1,11 @@
 /* dataset.h - token files and the order in which samples are read. Floor: data.
  *
- * A file is one long stream of tokens; sample i of a file covers tokens [i*S, i*S + S], S + 1 of them
- * (S inputs and, shifted by one, S labels), so a file of n tokens has (n-1)/S samples. Without weights
- * the samples of all files form one set and each epoch visits each exactly once in an order that is a
- * seeded permutation evaluated by index (a Feistel network with cycle walking: nothing is stored), a
- * new one each epoch. With weights, files are drawn in fixed proportion, each in its own epochs. The
- * position of a run is the number of samples consumed: nothing else has to be saved. */
+ * A file is one long stream of tokens; sample i of a file covers tokens [i*S, i*S + S], S + 1 of
+ * them (S inputs and, shifted by one, S labels), so a file of n tokens has (n-1)/S samples. Without
+ * weights the samples of all files form one set and each epoch visits each exactly once in an order
+ * that is a seeded permutation evaluated by index (a Feistel network with cycle walking: nothing is
+ * stored), a new one each epoch. With weights, files are drawn in fixed proportion, each in its own
+ * epochs. The position of a run is the number of samples consumed: nothing else has to be saved. */
 #pragma once
 #include "base/status.h"
 #include "config/config.h"
