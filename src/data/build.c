@@ -219,6 +219,7 @@ static tr_status build_parts(const tr_data_build_options *o, const tr_text *text
     if (n == 2 && same_file(parts[0].data.temporary, parts[1].data.temporary))
         return fail_same_output(o);
     for (int64_t i = 0; i < n; i++) TR_TRY(write_part(o, text, &parts[i]));
+    tr_text_warn_bad_utf8(text);
     for (int64_t i = 0; i < n; i++) TR_TRY(publish(&parts[i]));
     for (int64_t i = 0; i < n; i++) report(o, &parts[i]);
     return TR_OK;

@@ -21,6 +21,12 @@ static int64_t character_bytes(uint8_t c, uint8_t *low_p, uint8_t *high_p) {
 
 int64_t tr_text_find_bad_utf8(const uint8_t *bytes, int64_t size) {
     for (int64_t i = 0; i < size;) {
+        uint64_t eight = UINT64_C(1) << 63;
+        if (size - i >= 8) memcpy(&eight, bytes + i, 8);
+        if (!(eight & UINT64_C(0x8080808080808080))) { /* eight characters of one byte */
+            i += 8;
+            continue;
+        }
         uint8_t low, high;
         int64_t n = character_bytes(bytes[i], &low, &high);
         if (n == 0 || n > size - i) return i;
@@ -50,14 +56,17 @@ tr_status tr_text_open(const char *const *paths, int64_t count, tr_text *text) {
         tr_text_close(&t);
         return status;
     }
-    for (int64_t i = 0; i < count; i++) {
-        int64_t bad = tr_text_find_bad_utf8(t.files[i].bytes, t.files[i].size);
-        if (bad >= 0)
-            tr_warn("%s: byte %" PRId64 " (0x%02x) is not UTF-8; bytes are taken as they are",
-                    paths[i], bad, t.files[i].bytes[bad]);
-    }
     *text = t;
     return TR_OK;
+}
+
+void tr_text_warn_bad_utf8(const tr_text *text) {
+    for (int64_t i = 0; i < text->count; i++) {
+        int64_t bad = tr_text_find_bad_utf8(text->files[i].bytes, text->files[i].size);
+        if (bad >= 0)
+            tr_warn("%s: byte %" PRId64 " (0x%02x) is not UTF-8; bytes are taken as they are",
+                    text->paths[i], bad, text->files[i].bytes[bad]);
+    }
 }
 
 void tr_text_close(tr_text *text) {

@@ -13,9 +13,12 @@ typedef struct {
 } tr_text;
 
 /* Local. TR_ERR_USAGE for an empty list, TR_ERR_DATA when there is no byte in any of the files, and
- * the errors of tr_file_map_open. Warns of bytes that are not UTF-8, naming the first. */
+ * the errors of tr_file_map_open. */
 tr_status tr_text_open(const char *const *paths, int64_t count, tr_text *text);
 void tr_text_close(tr_text *text); /* harmless on a zeroed or closed one */
+
+/* Local. Warns of each file that is not UTF-8, naming the first wrong byte. */
+void tr_text_warn_bad_utf8(const tr_text *text);
 
 /* Local. The byte at which the last `fraction` (0 < fraction < 1) of the text begins: the start of
  * the line there (so that the part is rather larger, but not more than twice), or else of the UTF-8
