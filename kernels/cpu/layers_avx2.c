@@ -1,3 +1,8 @@
-/* layers_avx2.c - layers_body.h for AVX2. Floor: kernels. */
-#define TR_LAYERS tr_cpu_layers_avx2
+/* layers_avx2.c - norm, rotary positions, SwiGLU, sums, casts for processors with AVX2.
+ * Floor: kernels. */
 #include "kernels/cpu/layers_body.h"
+#include "kernels/cpu/levels.h"
+
+void tr_layers_avx2(tr_kernels *k) {
+    fill_rows(k);
+}

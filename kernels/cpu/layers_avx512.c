@@ -1,3 +1,8 @@
-/* layers_avx512.c - layers_body.h for AVX-512. Floor: kernels. */
-#define TR_LAYERS tr_cpu_layers_avx512
+/* layers_avx512.c - norm, rotary positions, SwiGLU, sums, casts for processors with AVX-512.
+ * Floor: kernels. */
 #include "kernels/cpu/layers_body.h"
+#include "kernels/cpu/levels.h"
+
+void tr_layers_avx512(tr_kernels *k) {
+    fill_rows(k);
+}

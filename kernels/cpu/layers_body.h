@@ -1,6 +1,5 @@
 /* layers_body.h - norm, rotary positions, SwiGLU, sums and casts, compiled once for every
- * instruction set by the small files that include it (TR_LAYERS is the function they make). Floor:
- * kernels.
+ * instruction set by the small files that include it. Floor: kernels.
  *
  * All but rope are bound by memory: each array is read once and written once, in rows that stay in
  * the first cache between two passes. bf16 is converted in registers. */
@@ -10,15 +9,6 @@
 #include "kernels/makers.h"
 
 #include <math.h>
-
-enum { ACCUMULATORS = 4 }; /* independent sums, to hide the latency of an addition */
-
-static int64_t min_i64(int64_t a, int64_t b) {
-    return a < b ? a : b;
-}
-static int64_t element_bytes(tr_dtype t) {
-    return (int64_t)tr_dtype_bytes(t);
-}
 
 /* --- rmsnorm ------------------------------------------------------------------------------- */
 
@@ -35,9 +25,9 @@ VEC_FN void norm_rows(tr_dtype t, const norm_args *a, int64_t begin, int64_t end
     int64_t C = a->C;
     for (int64_t n = begin; n < end; n++) {
         int64_t row = n * a->stride;
-        vec sum[ACCUMULATORS] = {0};
-        for (int64_t c = 0; c < C; c += ACCUMULATORS * VEC)
-            for (int u = 0; u < ACCUMULATORS; u++) {
+        vec sum[VEC_SUMS] = {0};
+        for (int64_t c = 0; c < C; c += VEC_SUMS * VEC)
+            for (int u = 0; u < VEC_SUMS; u++) {
                 int64_t at = c + u * VEC;
                 vec x = vec_load_n(t, a->x, row + at, C - at);
                 sum[u] = vec_fma(x, x, sum[u]);
@@ -64,7 +54,7 @@ static void rmsnorm_forward(tr_stream *s, tr_dtype t, void *y, float *rstd, cons
                             const void *w, int64_t N, int64_t C, int64_t stride, float eps) {
     (void)s;
     norm_args a = {t, y, rstd, x, w, C, stride, eps};
-    tr_for_range(norm_range, &a, N, 2 * N * C * element_bytes(t));
+    tr_for_range(norm_range, &a, N, 2 * N * C * tr_element_bytes(t));
 }
 
 /* The weight gradient is summed in chunks of rows whose number depends on N alone, each into its
@@ -111,7 +101,7 @@ VEC_FN void norm_grad_chunks(tr_dtype t, const norm_grad_args *a, int64_t begin,
     for (int64_t i = begin; i < end; i++) {
         float *dw_sum = a->partial + i * a->C;
         memset(dw_sum, 0, (size_t)a->C * sizeof *dw_sum);
-        int64_t last = min_i64((i + 1) * a->chunk_rows, a->N);
+        int64_t last = tr_min_i64((i + 1) * a->chunk_rows, a->N);
         for (int64_t n = i * a->chunk_rows; n < last; n++) norm_grad_row(t, a, n, dw_sum);
     }
 }
@@ -129,7 +119,7 @@ static void norm_sum_range(const void *args, int64_t begin, int64_t end) {
     const norm_grad_args *a = args;
     enum { COLUMNS = 64 };
     for (int64_t c = begin; c < end; c += COLUMNS) {
-        int64_t n = min_i64(COLUMNS, end - c);
+        int64_t n = tr_min_i64(COLUMNS, end - c);
         double sum[COLUMNS] = {0};
         for (int64_t i = 0; i < a->chunks; i++)
             for (int64_t j = 0; j < n; j++) sum[j] += (double)a->partial[i * a->C + c + j];
@@ -148,7 +138,7 @@ static void rmsnorm_backward(tr_stream *s, tr_dtype t, void *dx, float *dw, cons
     norm_grad_args a = {t, dx, dw, dy, x, w, rstd, residual, N, C, stride, rows, chunks, NULL};
     a.partial = tr_scratch((size_t)(chunks * C) * sizeof(float));
     int64_t arrays = residual ? 4 : 3;
-    tr_for_range(norm_grad_range, &a, chunks, arrays * N * C * element_bytes(t));
+    tr_for_range(norm_grad_range, &a, chunks, arrays * N * C * tr_element_bytes(t));
     tr_for_range(norm_sum_range, &a, C, chunks * C * (int64_t)sizeof(float));
 }
 
@@ -264,12 +254,12 @@ static void rope(tr_stream *s, tr_dtype t, void *x, const int32_t *position, con
                    .factor = factor,
                    .direction = direction};
     for (a.first_pair = 0; a.first_pair < F; a.first_pair += ROPE_PAIRS) {
-        a.pairs = min_i64(ROPE_PAIRS, F - a.first_pair);
+        a.pairs = tr_min_i64(ROPE_PAIRS, F - a.first_pair);
         for (int64_t i = 0; i < a.pairs; i++) {
             double turn = (double)freq[a.first_pair + i] * 0x1.45f306dc9c883p-3; /* / 2pi */
             turns[i] = (uint64_t)((turn - floor(turn)) * 0x1p64);
         }
-        tr_for_range(rope_range, &a, N, 4 * N * heads * a.pairs * element_bytes(t));
+        tr_for_range(rope_range, &a, N, 4 * N * heads * a.pairs * tr_element_bytes(t));
     }
 }
 
@@ -344,7 +334,7 @@ static void add_range(const void *args, int64_t begin, int64_t end) {
 static void cast_range(const void *args, int64_t begin, int64_t end) {
     const map_args *m = args;
     if (m->t == m->from_t) {
-        int64_t bytes = element_bytes(m->t);
+        int64_t bytes = tr_element_bytes(m->t);
         memcpy((char *)m->out + begin * bytes, (const char *)m->a + begin * bytes,
                (size_t)((end - begin) * bytes));
     } else if (m->t == TR_BF16) {
@@ -354,41 +344,36 @@ static void cast_range(const void *args, int64_t begin, int64_t end) {
     }
 }
 
-static int64_t used_rows(tr_rows rows) {
-    return rows.used ? min_i64(*rows.used, rows.max) : rows.max;
-}
-
 static void swiglu_forward(tr_stream *s, tr_dtype t, void *h, const void *gate, const void *up,
                            tr_rows rows, int64_t C) {
     (void)s;
     map_args m = {.t = t, .out = h, .a = gate, .b = up};
-    int64_t n = used_rows(rows) * C;
-    tr_for_range(swiglu_range, &m, n, 3 * n * element_bytes(t));
+    int64_t n = tr_rows_used(rows) * C;
+    tr_for_range(swiglu_range, &m, n, 3 * n * tr_element_bytes(t));
 }
 
 static void swiglu_backward(tr_stream *s, tr_dtype t, void *dgate, void *dup, const void *dh,
                             const void *gate, const void *up, tr_rows rows, int64_t C) {
     (void)s;
     map_args m = {.t = t, .out = dgate, .out2 = dup, .a = dh, .b = gate, .c = up};
-    int64_t n = used_rows(rows) * C;
-    tr_for_range(swiglu_grad_range, &m, n, 5 * n * element_bytes(t));
+    int64_t n = tr_rows_used(rows) * C;
+    tr_for_range(swiglu_grad_range, &m, n, 5 * n * tr_element_bytes(t));
 }
 
 static void add(tr_stream *s, tr_dtype t, void *y, const void *x, int64_t n) {
     (void)s;
     map_args m = {.t = t, .out = y, .a = x};
-    tr_for_range(add_range, &m, n, 3 * n * element_bytes(t));
+    tr_for_range(add_range, &m, n, 3 * n * tr_element_bytes(t));
 }
 
 static void cast(tr_stream *s, tr_dtype to_t, void *to, tr_dtype from_t, const void *from,
                  int64_t n) {
     (void)s;
     map_args m = {.t = to_t, .from_t = from_t, .out = to, .a = from};
-    tr_for_range(cast_range, &m, n, n * (element_bytes(to_t) + element_bytes(from_t)));
+    tr_for_range(cast_range, &m, n, n * (tr_element_bytes(to_t) + tr_element_bytes(from_t)));
 }
 
-void TR_LAYERS(tr_kernels *k);
-void TR_LAYERS(tr_kernels *k) {
+static void fill_rows(tr_kernels *k) {
     k->rmsnorm_forward = rmsnorm_forward;
     k->rmsnorm_backward = rmsnorm_backward;
     k->rope = rope;

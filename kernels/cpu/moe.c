@@ -1,13 +1,7 @@
-/* moe.c - counting and sorting pairs of token and expert: integer work of N*k steps, the same code
- * for every instruction set. Results do not depend on threads. Floor: kernels. */
-#include "kernels/cpu/threads.h"
-#include "kernels/makers.h"
-
-#include <string.h>
-
-static int64_t min_i64(int64_t a, int64_t b) {
-    return a < b ? a : b;
-}
+/* moe.c - counting and sorting pairs of token and expert, integer work of N*k steps that is the same
+ * code for every instruction set; the portable form of the rest, and the choice. Floor: kernels. */
+#include "kernels/cpu/levels.h"
+#include "kernels/cpu/moe_body.h"
 
 /* --- statistics ------------------------------------------------------------------------------ */
 
@@ -37,7 +31,7 @@ static void count_group(const stats_args *a, int64_t g) {
 
 /* Sum of prob of group g over a few neighbouring experts. */
 static void sum_probs(const stats_args *a, int64_t g, int64_t block) {
-    int64_t first = block * STATS_EXPERTS, count = min_i64(STATS_EXPERTS, a->E - first);
+    int64_t first = block * STATS_EXPERTS, count = tr_min_i64(STATS_EXPERTS, a->E - first);
     double sum[STATS_EXPERTS] = {0};
     for (int64_t n = g * a->rows; n < (g + 1) * a->rows; n++) {
         if (a->valid && !a->valid[n]) continue;
@@ -131,7 +125,7 @@ static void capacity_range(const void *args, int64_t begin, int64_t end) {
         int64_t start = item / a->blocks * a->S * a->k;
         int64_t first = item % a->blocks * SELECT_EXPERTS;
         pair_set p = {a->index + start, a->score + start, a->S * a->k, first,
-                      min_i64(SELECT_EXPERTS, a->E - first)};
+                      tr_min_i64(SELECT_EXPERTS, a->E - first)};
         int64_t places[SELECT_EXPERTS];
         uint32_t threshold[SELECT_EXPERTS];
         for (int64_t e = 0; e < p.count; e++) places[e] = a->capacity;
@@ -203,19 +197,15 @@ static void moe_regroup(tr_stream *s, int64_t *offsets, int32_t *from, int32_t *
         }
 }
 
-void tr_cpu_moe_portable(tr_kernels *k);
-void tr_cpu_moe_avx2(tr_kernels *k);
-void tr_cpu_moe_avx512(tr_kernels *k);
-
 void tr_cpu_moe(tr_kernels *k, tr_cpu_level level) {
+    if (level >= TR_CPU_AVX512)
+        tr_moe_avx512(k);
+    else if (level >= TR_CPU_AVX2)
+        tr_moe_avx2(k);
+    else
+        fill_rows(k);
     k->router_stats = router_stats;
     k->router_capacity = router_capacity;
     k->moe_sort = moe_sort;
     k->moe_regroup = moe_regroup;
-    if (level >= TR_CPU_AVX512)
-        tr_cpu_moe_avx512(k);
-    else if (level == TR_CPU_AVX2)
-        tr_cpu_moe_avx2(k);
-    else
-        tr_cpu_moe_portable(k);
 }

@@ -1,3 +1,7 @@
-/* moe_avx512.c - moe_body.h for AVX-512. Floor: kernels. */
-#define TR_MOE tr_cpu_moe_avx512
+/* moe_avx512.c - routing and moving rows for processors with AVX-512. Floor: kernels. */
+#include "kernels/cpu/levels.h"
 #include "kernels/cpu/moe_body.h"
+
+void tr_moe_avx512(tr_kernels *k) {
+    fill_rows(k);
+}

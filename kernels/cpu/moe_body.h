@@ -1,6 +1,5 @@
 /* moe_body.h - the parts of a mixture of experts that compute or move rows, compiled once for every
- * instruction set by the small files that include it (TR_MOE is the function they make).
- * Floor: kernels.
+ * instruction set by the small files that include it. Floor: kernels.
  *
  * Gathering and combining are bound by memory: each row is read and written once. Routing touches
  * E floats a token, little beside the rest. */
@@ -9,15 +8,6 @@
 #include "kernels/makers.h"
 
 #include <math.h>
-
-enum { ACCUMULATORS = 4 }; /* independent sums, to hide the latency of an addition */
-
-static int64_t min_i64(int64_t a, int64_t b) {
-    return a < b ? a : b;
-}
-static int64_t element_bytes(tr_dtype t) {
-    return (int64_t)tr_dtype_bytes(t);
-}
 
 /* --- routing -------------------------------------------------------------------------------- */
 
@@ -165,7 +155,7 @@ VEC_FN void gather_scaled(tr_dtype t, const move_args *a, int64_t r, int64_t sou
 
 static void gather_range(const void *args, int64_t begin, int64_t end) {
     const move_args *a = args;
-    int64_t row = a->H * element_bytes(a->t);
+    int64_t row = a->H * tr_element_bytes(a->t);
     for (int64_t r = begin; r < end; r++) {
         int64_t source = a->map[r] / a->divisor;
         if (!a->weight)
@@ -180,28 +170,28 @@ static void gather_range(const void *args, int64_t begin, int64_t end) {
 static void gather_rows(tr_stream *s, tr_dtype t, void *y, const void *x, const int32_t *from,
                         int64_t divisor, const float *weight, tr_rows rows, int64_t H) {
     (void)s;
-    int64_t R = rows.used ? min_i64(*rows.used, rows.max) : rows.max;
+    int64_t R = tr_rows_used(rows);
     move_args a = {
         .t = t, .y = y, .x = x, .map = from, .weight = weight, .divisor = divisor, .H = H};
-    tr_for_range(gather_range, &a, R, 2 * R * H * element_bytes(t));
+    tr_for_range(gather_range, &a, R, 2 * R * H * tr_element_bytes(t));
 }
 
 /* Four vectors of a row stay in registers while its k sources are added, in their order. */
 VEC_FN void combine_row(tr_dtype t, const move_args *a, int64_t n) {
     int64_t H = a->H, k = a->k;
-    for (int64_t h = 0; h < H; h += ACCUMULATORS * VEC) {
-        vec sum[ACCUMULATORS] = {0};
-        for (int u = 0; a->beta != 0 && u < ACCUMULATORS; u++)
+    for (int64_t h = 0; h < H; h += VEC_SUMS * VEC) {
+        vec sum[VEC_SUMS] = {0};
+        for (int u = 0; a->beta != 0 && u < VEC_SUMS; u++)
             sum[u] = vec_load_n(t, a->y, n * H + h + u * VEC, H - h - u * VEC) * a->beta;
         for (int64_t i = n * k; i < (n + 1) * k; i++) {
             if (a->map[i] < 0) continue;
             int64_t source = a->map[i] * H + h;
             vec weight = vec_set(a->weight ? a->weight[i] : 1);
-            for (int u = 0; u < ACCUMULATORS; u++)
+            for (int u = 0; u < VEC_SUMS; u++)
                 sum[u] =
                     vec_fma(vec_load_n(t, a->x, source + u * VEC, H - h - u * VEC), weight, sum[u]);
         }
-        for (int u = 0; u < ACCUMULATORS; u++)
+        for (int u = 0; u < VEC_SUMS; u++)
             vec_store_n(t, a->y, n * H + h + u * VEC, H - h - u * VEC, sum[u]);
     }
 }
@@ -220,14 +210,14 @@ static void combine_rows(tr_stream *s, tr_dtype t, void *y, const void *x, const
     (void)s;
     move_args a = {
         .t = t, .y = y, .x = x, .map = row_of, .weight = weight, .beta = beta, .k = k, .H = H};
-    tr_for_range(combine_range, &a, N, (k + 1) * N * H * element_bytes(t));
+    tr_for_range(combine_range, &a, N, (k + 1) * N * H * tr_element_bytes(t));
 }
 
 VEC_FN float dot_rows(tr_dtype t, const void *x, int64_t x_at, const void *y, int64_t y_at,
                       int64_t H) {
-    vec sum[ACCUMULATORS] = {0};
-    for (int64_t h = 0; h < H; h += ACCUMULATORS * VEC)
-        for (int u = 0; u < ACCUMULATORS; u++) {
+    vec sum[VEC_SUMS] = {0};
+    for (int64_t h = 0; h < H; h += VEC_SUMS * VEC)
+        for (int u = 0; u < VEC_SUMS; u++) {
             int64_t at = h + u * VEC;
             sum[u] = vec_fma(vec_load_n(t, x, x_at + at, H - at),
                              vec_load_n(t, y, y_at + at, H - at), sum[u]);
@@ -255,11 +245,10 @@ static void combine_rows_weight(tr_stream *s, tr_dtype t, float *dweight, const 
                                 int64_t H) {
     (void)s;
     move_args a = {.t = t, .y = dweight, .x = x, .dy = dy, .map = row_of, .k = k, .H = H};
-    tr_for_range(combine_weight_range, &a, N, (k + 1) * N * H * element_bytes(t));
+    tr_for_range(combine_weight_range, &a, N, (k + 1) * N * H * tr_element_bytes(t));
 }
 
-void TR_MOE(tr_kernels *k);
-void TR_MOE(tr_kernels *k) {
+static void fill_rows(tr_kernels *k) {
     k->router_forward = router_forward;
     k->router_backward = router_backward;
     k->gather_rows = gather_rows;

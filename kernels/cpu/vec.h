@@ -22,6 +22,9 @@ typedef int32_t vec_i32 __attribute__((vector_size(4 * VEC)));
 typedef uint32_t vec_u32 __attribute__((vector_size(4 * VEC)));
 typedef uint16_t vec_u16 __attribute__((vector_size(2 * VEC)));
 
+/* Independent vectors a sum is kept in, to hide the latency of an addition. */
+enum { VEC_SUMS = 4 };
+
 #define VEC_FN static inline __attribute__((always_inline))
 
 /* Scalars of vec_fma's rounding: a file's vector and scalar code agree. */

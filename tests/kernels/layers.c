@@ -1,0 +1,435 @@
+/* layers.c - norm, rotary positions, SwiGLU, sums and casts of every maker against float64, their
+ * gradients against finite differences. Floor: tests. */
+#include "harness.h"
+
+#include <math.h>
+#include <omp.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static const tr_dtype types[] = {TR_F32, TR_BF16};
+enum { TYPES = sizeof types / sizeof *types };
+
+static const char *type_name(tr_dtype t) {
+    return t == TR_BF16 ? "bf16" : "f32";
+}
+
+static double *doubles(int64_t n) {
+    double *x = calloc((size_t)n + 1, sizeof *x);
+    assert_non_null(x);
+    return x;
+}
+
+static double *copy_of(const kt_tensor *x) {
+    double *y = doubles(x->n);
+    memcpy(y, x->value, (size_t)x->n * sizeof *y);
+    return y;
+}
+
+/* --- rmsnorm ------------------------------------------------------------------------------- */
+
+static const int64_t norm_shapes[][3] = {/* N, C, stride */
+                                         {0, 8, 8},      {1, 1, 1},        {3, 5, 7},
+                                         {4, 64, 64},    {2, 129, 200},    {37, 48, 48},
+                                         {65, 257, 260}, {300, 1000, 1000}};
+enum { NORM_SHAPES = sizeof norm_shapes / sizeof *norm_shapes };
+
+static int64_t extent(int64_t N, int64_t C, int64_t stride) {
+    return N ? (N - 1) * stride + C : 0;
+}
+
+/* Property: forward equals the formula, also in place; what lies between rows stays. */
+static void norm_forward(kt_maker *m, tr_dtype t, const int64_t *shape, bool in_place) {
+    int64_t N = shape[0], C = shape[1], stride = shape[2], n = extent(N, C, stride);
+    kt_tensor *x = kt_normal(m, t, n, 2), *w = kt_normal(m, t, C, 1);
+    kt_tensor *y = in_place ? x : kt_filled(m, t, n, 7), *rstd = kt_filled(m, TR_F32, N, NAN);
+    double *want = copy_of(y), *want_rstd = doubles(N);
+    for (int64_t i = 0; i < N; i++) {
+        double sum = 0;
+        for (int64_t c = 0; c < C; c++) sum += pow(x->value[i * stride + c], 2);
+        want_rstd[i] = 1 / sqrt(sum / (double)C + 1e-5);
+        for (int64_t c = 0; c < C; c++)
+            want[i * stride + c] = x->value[i * stride + c] * w->value[c] * want_rstd[i];
+    }
+    m->k->rmsnorm_forward(m->s, t, y->data, rstd->data, x->data, w->data, N, C, stride, 1e-5f);
+    const char *how = in_place ? "in place" : "";
+    kt_check(m, y, want, kt_tolerance(t), "rmsnorm %s %lldx%lld/%lld %s", type_name(t),
+             (long long)N, (long long)C, (long long)stride, how);
+    kt_check(m, rstd, want_rstd, 1e-6, "rmsnorm %s rstd", type_name(t));
+    free(want);
+    free(want_rstd);
+}
+
+static void test_norm_forward(kt_maker *m) {
+    for (int i = 0; i < TYPES; i++)
+        for (int j = 0; j < NORM_SHAPES; j++)
+            for (int in_place = 0; in_place < 2; in_place++) {
+                norm_forward(m, types[i], norm_shapes[j], in_place);
+                kt_release(m);
+            }
+}
+
+/* Where dx of the backward goes, and whether a residual is added. */
+typedef enum { APART, ON_DY, ON_RESIDUAL } placement;
+
+/* Property: dx is residual plus the derivative, wherever it goes; dw is added to what was there.
+ * The large eps keeps rows of one element from cancelling. */
+static void norm_backward(kt_maker *m, tr_dtype t, const int64_t *shape, placement place) {
+    int64_t N = shape[0], C = shape[1], stride = shape[2], n = extent(N, C, stride);
+    kt_tensor *x = kt_normal(m, t, n, 2), *w = kt_normal(m, t, C, 1), *dy = kt_normal(m, t, n, 1);
+    kt_tensor *base = place == APART ? NULL : kt_normal(m, t, n, 1);
+    kt_tensor *dw = kt_normal(m, TR_F32, C, 1), *rstd = kt_filled(m, TR_F32, N, 0);
+    kt_tensor *y = kt_filled(m, t, n, 0);
+    m->k->rmsnorm_forward(m->s, t, y->data, rstd->data, x->data, w->data, N, C, stride, 0.1f);
+    kt_read(m, rstd);
+    kt_tensor *dx = place == ON_DY ? dy : place == ON_RESIDUAL ? base : kt_filled(m, t, n, 7);
+    double *want = copy_of(dx), *want_dw = copy_of(dw);
+    for (int64_t i = 0; i < N; i++) {
+        const double *xi = x->value + i * stride, *g = dy->value + i * stride;
+        double r = rstd->value[i], dot = 0;
+        for (int64_t c = 0; c < C; c++) dot += g[c] * w->value[c] * xi[c];
+        for (int64_t c = 0; c < C; c++) {
+            double residual = base ? base->value[i * stride + c] : 0;
+            want[i * stride + c] =
+                residual + r * g[c] * w->value[c] - xi[c] * r * r * r * dot / (double)C;
+            want_dw[c] += g[c] * xi[c] * r;
+        }
+    }
+    m->k->rmsnorm_backward(m->s, t, dx->data, dw->data, dy->data, x->data, w->data, rstd->data,
+                           base ? base->data : NULL, N, C, stride);
+    kt_check(m, dx, want, kt_tolerance(t), "rmsnorm backward dx %s %lldx%lld/%lld place %d",
+             type_name(t), (long long)N, (long long)C, (long long)stride, place);
+    kt_check(m, dw, want_dw, 1e-5, "rmsnorm backward dw %s", type_name(t));
+    free(want);
+    free(want_dw);
+}
+
+static void test_norm_backward(kt_maker *m) {
+    for (int i = 0; i < TYPES; i++)
+        for (int j = 0; j < NORM_SHAPES; j++)
+            for (placement place = APART; place <= ON_RESIDUAL; place++) {
+                norm_backward(m, types[i], norm_shapes[j], place);
+                kt_release(m);
+            }
+}
+
+/* Property: the weight gradient of 4096 rows in bf16 is the fp64 sum to fp32 accuracy (sums kept in
+ * bf16 stick), and the same bits for every number of threads. */
+static void test_norm_many_rows(kt_maker *m) {
+    const int64_t N = 4096, C = 96;
+    kt_tensor *x = kt_normal(m, TR_BF16, N * C, 1), *w = kt_normal(m, TR_BF16, C, 1);
+    kt_tensor *dy = kt_filled(m, TR_BF16, N * C, 1), *dx = kt_filled(m, TR_BF16, N * C, 0);
+    kt_tensor *rstd = kt_filled(m, TR_F32, N, 0), *first = NULL;
+    m->k->rmsnorm_forward(m->s, TR_BF16, dx->data, rstd->data, x->data, w->data, N, C, C, 1e-5f);
+    kt_read(m, rstd);
+    double *want = doubles(C);
+    for (int64_t i = 0; i < N * C; i++) want[i % C] += x->value[i] * rstd->value[i / C];
+    int threads_before = omp_get_max_threads();
+    for (int threads = 1; threads <= 5; threads++) {
+        omp_set_num_threads(threads);
+        kt_tensor *dw = kt_filled(m, TR_F32, C, 0);
+        m->k->rmsnorm_backward(m->s, TR_BF16, dx->data, dw->data, dy->data, x->data, w->data,
+                               rstd->data, NULL, N, C, C);
+        if (!first) first = dw;
+        kt_check(m, dw, want, 2e-6, "rmsnorm dw, 4096 bf16 rows, %d threads", threads);
+        kt_check(m, dw, kt_read(m, first), 0, "rmsnorm dw, %d threads against 1", threads);
+    }
+    omp_set_num_threads(threads_before);
+    free(want);
+}
+
+typedef struct {
+    kt_tensor *x, *w, *y, *rstd, *r;
+    int64_t N, C;
+} norm_context;
+
+static double norm_value(kt_maker *m, void *context) {
+    norm_context *c = context;
+    m->k->rmsnorm_forward(m->s, TR_F32, c->y->data, c->rstd->data, c->x->data, c->w->data, c->N,
+                          c->C, c->C, 1e-3f);
+    const double *y = kt_read(m, c->y);
+    double sum = 0;
+    for (int64_t i = 0; i < c->N * c->C; i++) sum += y[i] * c->r->value[i];
+    return sum;
+}
+
+/* Property: the backward is the derivative of the forward. */
+static void test_norm_differences(kt_maker *m) {
+    norm_context c = {.N = 3, .C = 21};
+    int64_t n = c.N * c.C;
+    c.x = kt_normal(m, TR_F32, n, 1), c.w = kt_normal(m, TR_F32, c.C, 1);
+    c.r = kt_normal(m, TR_F32, n, 1), c.y = kt_filled(m, TR_F32, n, 0);
+    c.rstd = kt_filled(m, TR_F32, c.N, 0);
+    kt_tensor *dx = kt_filled(m, TR_F32, n, NAN), *dw = kt_filled(m, TR_F32, c.C, 0);
+    norm_value(m, &c);
+    m->k->rmsnorm_backward(m->s, TR_F32, dx->data, dw->data, c.r->data, c.x->data, c.w->data,
+                           c.rstd->data, NULL, c.N, c.C, c.C);
+    double *want_dx = doubles(n), *want_dw = doubles(c.C);
+    for (int64_t i = 0; i < n; i++) want_dx[i] = kt_difference(m, c.x, i, 1e-2, norm_value, &c);
+    for (int64_t i = 0; i < c.C; i++) want_dw[i] = kt_difference(m, c.w, i, 1e-2, norm_value, &c);
+    kt_check(m, dx, want_dx, 1e-3, "rmsnorm dx against differences");
+    kt_check(m, dw, want_dw, 1e-3, "rmsnorm dw against differences");
+    free(want_dx);
+    free(want_dw);
+}
+
+/* --- rope ---------------------------------------------------------------------------------- */
+
+typedef struct {
+    int64_t N, heads, D, F, gap; /* row = heads*D + gap */
+    int64_t last_position;
+    double base, factor;
+} rope_case;
+
+static const rope_case rope_cases[] = {
+    {0, 2, 8, 4, 0, 10, 1e4, 1},           {1, 1, 2, 1, 0, 1, 1e4, 1},
+    {3, 2, 10, 3, 5, 64, 1e4, 1},          {17, 3, 64, 32, 0, 4096, 1e4, 1},
+    {9, 2, 100, 32, 7, 1 << 20, 5e5, 1.2}, {5, 1, 600, 300, 0, 1 << 20, 1e6, 1},
+    {129, 4, 128, 64, 0, 1 << 20, 1e4, 1}};
+enum { ROPE_CASES = sizeof rope_cases / sizeof *rope_cases };
+
+/* x rotated by the formula, on doubles. */
+static void rotate(double *x, const rope_case *r, const double *position, const double *freq,
+                   bool interleaved, int direction) {
+    int64_t row = r->heads * r->D + r->gap;
+    for (int64_t n = 0; n < r->N; n++)
+        for (int64_t h = 0; h < r->heads; h++)
+            for (int64_t i = 0; i < r->F; i++) {
+                double *at = x + n * row + h * r->D, angle = direction * position[n] * freq[i];
+                double *p = at + (interleaved ? 2 * i : i);
+                double *q = at + (interleaved ? 2 * i + 1 : i + r->F), a = *p, b = *q;
+                *p = (a * cos(angle) - b * sin(angle)) * r->factor;
+                *q = (a * sin(angle) + b * cos(angle)) * r->factor;
+            }
+}
+
+static void rope_one(kt_maker *m, tr_dtype t, const rope_case *r, bool interleaved, int direction) {
+    int64_t row = r->heads * r->D + r->gap, n = r->N ? r->N * row - r->gap : 0;
+    double *f = doubles(r->F);
+    for (int64_t i = 0; i < r->F; i++) f[i] = pow(r->base, -(double)i / (double)r->F);
+    kt_tensor *freq = kt_from(m, TR_F32, r->F, f), *x = kt_normal(m, t, n, 1);
+    kt_tensor *position = kt_integers(m, TR_I32, r->N, 0, r->last_position);
+    if (r->N) position->value[r->N - 1] = (double)r->last_position;
+    position = kt_from(m, TR_I32, r->N, position->value);
+    double *want = copy_of(x);
+    rotate(want, r, position->value, freq->value, interleaved, direction);
+    m->k->rope(m->s, t, x->data, position->data, freq->data, r->N, r->heads, r->D, r->F, row,
+               interleaved, (float)r->factor, direction);
+    kt_check(m, x, want, t == TR_F32 ? 5e-7 : 8e-3, "rope %s %lldx%lldx%lld %s to %lld dir %d",
+             type_name(t), (long long)r->N, (long long)r->heads, (long long)r->D,
+             interleaved ? "pairs" : "halves", (long long)r->last_position, direction);
+    free(f);
+    free(want);
+}
+
+/* Property: rotation by exact angles at positions up to 2^20, both pairings and directions; what is
+ * not rotated stays. */
+static void test_rope(kt_maker *m) {
+    for (int i = 0; i < TYPES; i++)
+        for (int j = 0; j < ROPE_CASES; j++)
+            for (int interleaved = 0; interleaved < 2; interleaved++)
+                for (int direction = -1; direction <= 1; direction += 2) {
+                    rope_one(m, types[i], &rope_cases[j], interleaved, direction);
+                    kt_release(m);
+                }
+}
+
+typedef struct {
+    kt_tensor *x, *r, *position, *freq;
+    bool interleaved;
+} rope_context;
+
+enum { RN = 3, RH = 2, RD = 8, RF = 3, ROPE_N = RN * RH * RD };
+
+static double rope_value(kt_maker *m, void *context) {
+    rope_context *c = context;
+    kt_tensor *y = kt_from(m, TR_F32, ROPE_N, c->x->value);
+    m->k->rope(m->s, TR_F32, y->data, c->position->data, c->freq->data, RN, RH, RD, RF, RH * RD,
+               c->interleaved, 1.5f, 1);
+    const double *v = kt_read(m, y);
+    double sum = 0;
+    for (int64_t i = 0; i < ROPE_N; i++) sum += v[i] * c->r->value[i];
+    return sum;
+}
+
+/* Property: rotating a gradient back (direction -1) is the derivative of rotating forward. */
+static void test_rope_differences(kt_maker *m) {
+    for (int interleaved = 0; interleaved < 2; interleaved++) {
+        rope_context c = {.interleaved = interleaved};
+        c.x = kt_normal(m, TR_F32, ROPE_N, 1), c.r = kt_normal(m, TR_F32, ROPE_N, 1);
+        c.position = kt_integers(m, TR_I32, RN, 0, 100);
+        c.freq = kt_from(m, TR_F32, RF, (double[]){1, 0.1, 0.01});
+        double want[ROPE_N];
+        for (int64_t i = 0; i < ROPE_N; i++)
+            want[i] = kt_difference(m, c.x, i, 0.1, rope_value, &c);
+        m->k->rope(m->s, TR_F32, c.r->data, c.position->data, c.freq->data, RN, RH, RD, RF, RH * RD,
+                   c.interleaved, 1.5f, -1);
+        kt_check(m, c.r, want, 1e-4, "rope against differences, %s",
+                 interleaved ? "pairs" : "halves");
+    }
+}
+
+/* --- SwiGLU --------------------------------------------------------------------------------- */
+
+static double silu(double x) {
+    return x / (1 + exp(-x));
+}
+static double silu_slope(double x) {
+    double s = 1 / (1 + exp(-x));
+    return s * (1 + x * (1 - s));
+}
+
+static void swiglu_one(kt_maker *m, tr_dtype t, int64_t rows, int64_t used, int64_t C, int place) {
+    int64_t n = rows * C;
+    kt_tensor *gate = kt_normal(m, t, n, 3), *up = kt_normal(m, t, n, 1);
+    kt_tensor *dh = kt_normal(m, t, n, 1), *count = kt_from(m, TR_I64, 1, &(double){(double)used});
+    for (int64_t i = used * C; i < n; i++) gate->value[i] = up->value[i] = dh->value[i] = NAN;
+    gate = kt_from(m, t, n, gate->value), up = kt_from(m, t, n, up->value);
+    dh = kt_from(m, t, n, dh->value);
+    kt_tensor *gate2 = kt_from(m, t, n, gate->value), *up2 = kt_from(m, t, n, up->value);
+    kt_tensor *h = place == 0 ? kt_filled(m, t, n, 7) : place == 1 ? gate2 : up2;
+    kt_tensor *dgate = place == 0 ? kt_filled(m, t, n, 7) : place == 1 ? gate : dh;
+    kt_tensor *dup = place == 0 ? kt_filled(m, t, n, 7) : place == 1 ? dh : up;
+    double *want_h = copy_of(h), *want_dgate = copy_of(dgate), *want_dup = copy_of(dup);
+    for (int64_t i = 0; i < used * C; i++) {
+        double g = gate->value[i], u = up->value[i], d = dh->value[i];
+        want_h[i] = silu(g) * u;
+        want_dgate[i] = d * u * silu_slope(g);
+        want_dup[i] = d * silu(g);
+    }
+    tr_rows bound = {.max = rows, .used = used == rows && place == 0 ? NULL : count->data};
+    m->k->swiglu_forward(m->s, t, h->data, gate2->data, up2->data, bound, C);
+    m->k->swiglu_backward(m->s, t, dgate->data, dup->data, dh->data, gate->data, up->data, bound,
+                          C);
+    kt_check(m, h, want_h, kt_tolerance(t), "swiglu %s %lld of %lldx%lld place %d", type_name(t),
+             (long long)used, (long long)rows, (long long)C, place);
+    kt_check(m, dgate, want_dgate, kt_tolerance(t), "swiglu dgate %s", type_name(t));
+    kt_check(m, dup, want_dup, kt_tolerance(t), "swiglu dup %s", type_name(t));
+    free(want_h);
+    free(want_dgate);
+    free(want_dup);
+}
+
+/* Property: forward and backward equal the formula, on top of their inputs too; rows beyond the
+ * used ones (NaN here) are neither read into results nor written. */
+static void test_swiglu(kt_maker *m) {
+    static const int64_t shapes[][3] = {/* rows, used, C */
+                                        {0, 0, 3},  {1, 1, 1},    {5, 5, 7},     {9, 4, 33},
+                                        {6, 0, 16}, {40, 40, 64}, {70, 51, 129}, {300, 299, 517}};
+    for (int i = 0; i < TYPES; i++)
+        for (size_t j = 0; j < sizeof shapes / sizeof *shapes; j++)
+            for (int place = 0; place < 3; place++) {
+                swiglu_one(m, types[i], shapes[j][0], shapes[j][1], shapes[j][2], place);
+                kt_release(m);
+            }
+}
+
+/* Property: silu keeps 3e-7 relative over the whole range, goes to 0 and to x at its ends, and lets
+ * NaN through. */
+static void test_silu_range(kt_maker *m) {
+    enum { POINTS = 20000 };
+    double *x = doubles(POINTS), worst = 0;
+    for (int i = 0; i < POINTS; i++) x[i] = -85 + 170.0 * i / POINTS;
+    kt_tensor *gate = kt_from(m, TR_F32, POINTS, x), *up = kt_filled(m, TR_F32, POINTS, 1);
+    m->k->swiglu_forward(m->s, TR_F32, up->data, gate->data, up->data, (tr_rows){POINTS, NULL}, 1);
+    const double *h = kt_read(m, up);
+    for (int i = 0; i < POINTS; i++) {
+        double want = silu(gate->value[i]);
+        if (want != 0) worst = fmax(worst, fabs(h[i] / want - 1));
+    }
+    kt_check_number(m, worst, 0, 3e-7, "silu, largest relative error on [-85, 85]");
+    double ends[] = {-1e4, -1e38, -120, 0, 120, 1e38, NAN};
+    double want[] = {0, 0, 0, 0, 120, (double)1e38f, NAN};
+    kt_tensor *e = kt_from(m, TR_F32, 7, ends), *one = kt_filled(m, TR_F32, 7, 1);
+    m->k->swiglu_forward(m->s, TR_F32, e->data, e->data, one->data, (tr_rows){7, NULL}, 1);
+    kt_check(m, e, want, 1e-6, "silu at its ends");
+    free(x);
+}
+
+typedef struct {
+    kt_tensor *gate, *up, *h, *r;
+} swiglu_context;
+
+static double swiglu_value(kt_maker *m, void *context) {
+    swiglu_context *c = context;
+    m->k->swiglu_forward(m->s, TR_F32, c->h->data, c->gate->data, c->up->data,
+                         (tr_rows){c->h->n, NULL}, 1);
+    const double *h = kt_read(m, c->h);
+    double sum = 0;
+    for (int64_t i = 0; i < c->h->n; i++) sum += h[i] * c->r->value[i];
+    return sum;
+}
+
+/* Property: the backward is the derivative of the forward. */
+static void test_swiglu_differences(kt_maker *m) {
+    enum { N = 37 };
+    swiglu_context c = {kt_normal(m, TR_F32, N, 2), kt_normal(m, TR_F32, N, 1),
+                        kt_filled(m, TR_F32, N, 0), kt_normal(m, TR_F32, N, 1)};
+    kt_tensor *dgate = kt_filled(m, TR_F32, N, NAN), *dup = kt_filled(m, TR_F32, N, NAN);
+    double want_gate[N], want_up[N];
+    m->k->swiglu_backward(m->s, TR_F32, dgate->data, dup->data, c.r->data, c.gate->data, c.up->data,
+                          (tr_rows){N, NULL}, 1);
+    for (int64_t i = 0; i < N; i++) {
+        want_gate[i] = kt_difference(m, c.gate, i, 1e-2, swiglu_value, &c);
+        want_up[i] = kt_difference(m, c.up, i, 1e-2, swiglu_value, &c);
+    }
+    kt_check(m, dgate, want_gate, 1e-3, "swiglu dgate against differences");
+    kt_check(m, dup, want_up, 1e-3, "swiglu dup against differences");
+}
+
+/* --- add and cast ---------------------------------------------------------------------------- */
+
+/* Property: y += x rounds once. */
+static void test_add(kt_maker *m) {
+    for (int i = 0; i < TYPES; i++)
+        for (int64_t n = 0; n < 200000; n = n * 3 + 1) {
+            kt_tensor *x = kt_normal(m, types[i], n, 1), *y = kt_normal(m, types[i], n, 1);
+            double *want = copy_of(y);
+            for (int64_t j = 0; j < n; j++) want[j] = kt_round(types[i], want[j] + x->value[j]);
+            m->k->add(m->s, types[i], y->data, x->data, n);
+            kt_check(m, y, want, 0, "add %s %lld", type_name(types[i]), (long long)n);
+            free(want);
+            kt_release(m);
+        }
+}
+
+/* Property: casts round to the nearest even, keep infinities and NaN, and a bf16 survives the way
+ * to f32 and back. */
+static void test_cast(kt_maker *m) {
+    double odd[] = {0,   1 + 0x1p-8, 1 + 0x3p-8, 1 + 0x1.01p-8, -1 - 0x1p-8, INFINITY, -INFINITY,
+                    NAN, 3.4e38,     0x1p-100,   1e-3,          -0.0,        65504};
+    enum { ODD = sizeof odd / sizeof *odd };
+    for (int i = 0; i < TYPES; i++)
+        for (int j = 0; j < TYPES; j++)
+            for (int64_t n = 0; n < 200000; n = n * 3 + 1) {
+                kt_tensor *from = kt_normal(m, types[i], n, 1);
+                for (int64_t l = 0; l < n && l < ODD; l++) from->value[l] = odd[l];
+                from = kt_from(m, types[i], n, from->value);
+                kt_tensor *to = kt_filled(m, types[j], n, 7);
+                double *want = copy_of(from);
+                for (int64_t l = 0; l < n; l++) want[l] = kt_round(types[j], want[l]);
+                m->k->cast(m->s, types[j], to->data, types[i], from->data, n);
+                kt_check(m, to, want, 0, "cast %s to %s %lld", type_name(types[i]),
+                         type_name(types[j]), (long long)n);
+                free(want);
+                kt_release(m);
+            }
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        KT_TEST(test_norm_forward),
+        KT_TEST(test_norm_backward),
+        KT_TEST(test_norm_many_rows),
+        KT_TEST(test_norm_differences),
+        KT_TEST(test_rope),
+        KT_TEST(test_rope_differences),
+        KT_TEST(test_swiglu),
+        KT_TEST(test_silu_range),
+        KT_TEST(test_swiglu_differences),
+        KT_TEST(test_add),
+        KT_TEST(test_cast),
+    };
+    return cmocka_run_group_tests_name("layers", tests, NULL, NULL);
+}
