@@ -2,7 +2,7 @@
  * checkpoint. Internal to this folder; the layout is described in checkpoints/README.md.
  *
  * HDF5 must be started after MPI: it then ends itself in MPI_Finalize. Every entry point calls
- * tr_h5_start, and nothing else of the program touches HDF5. */
+ * tr_h5_begin, and nothing else of the program touches HDF5. */
 #pragma once
 #include <hdf5.h>
 
@@ -41,10 +41,13 @@ int64_t tr_pieces_merge(int64_t npieces, const tr_piece *pieces, tr_piece *run_p
  * TRIREME_IO_LIMIT: elements per HDF5 call. */
 int64_t tr_switch(const char *name, int64_t otherwise);
 
-/* Local. Starts HDF5 and silences it: errors travel in messages. */
-void tr_h5_start(void);
+/* Local. Around everything that an entry point asks of HDF5: starts it when need be, and its errors
+ * go into tr_h5_fail's message, not to standard error. (Outside, no handler may be left: HDF5 would
+ * print at exit what failed opens left behind.) */
+void tr_h5_begin(void);
+void tr_h5_end(void);
 
-/* Local. tr_fail with the text and, behind it, what HDF5 said last. */
+/* Local. tr_fail with the text and, behind it, what HDF5 said first since tr_h5_begin. */
 tr_status tr_h5_fail(tr_status status, const char *format, ...)
     __attribute__((format(printf, 2, 3)));
 

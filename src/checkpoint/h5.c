@@ -17,25 +17,41 @@ int64_t tr_switch(const char *name, int64_t otherwise) {
     return text && *text ? strtoll(text, NULL, 10) : otherwise;
 }
 
-void tr_h5_start(void) {
-    H5open();
-    H5Eset_auto2(H5E_DEFAULT, NULL, NULL);
-}
+/* What HDF5 said first since tr_h5_begin: its own stack forgets at the next call. */
+static char said[300];
 
-static herr_t keep_first(unsigned n, const H5E_error2_t *error, void *text) {
-    if (n == 0 && error->desc) snprintf(text, 400, "%s", error->desc);
+/* The driver's texts run over lines, with the system's error between quotes: that alone is kept. */
+static herr_t keep_innermost(unsigned n, const H5E_error2_t *error, void *unused) {
+    (void)unused;
+    if (n != 0 || !error->desc) return 0;
+    const char *system_error = strstr(error->desc, "error message = '");
+    const char *text = system_error ? system_error + 17 : error->desc;
+    snprintf(said, sizeof said, "%.*s", (int)strcspn(text, "'\n"), text);
     return 0;
 }
 
+static herr_t listen(hid_t stack, void *unused) {
+    if (!*said) H5Ewalk2(stack, H5E_WALK_UPWARD, keep_innermost, unused);
+    return 0;
+}
+
+void tr_h5_begin(void) {
+    H5open();
+    H5Eset_auto2(H5E_DEFAULT, listen, NULL);
+    *said = 0;
+}
+
+void tr_h5_end(void) {
+    H5Eset_auto2(H5E_DEFAULT, NULL, NULL);
+}
+
 tr_status tr_h5_fail(tr_status status, const char *format, ...) {
-    char text[TR_PATH_BYTES + 512], why[400] = "";
+    char text[TR_PATH_BYTES + 512];
     va_list args;
     va_start(args, format);
     vsnprintf(text, sizeof text, format, args);
     va_end(args);
-    H5Ewalk2(H5E_DEFAULT, H5E_WALK_UPWARD, keep_first, why);
-    H5Eclear2(H5E_DEFAULT);
-    return tr_fail(status, *why ? "%s (HDF5: %s)" : "%s", text, why);
+    return tr_fail(status, *said ? "%s (HDF5: %s)" : "%s", text, said);
 }
 
 void tr_h5_name(char out[TR_PATH_BYTES], const tr_entry *entry) {
@@ -43,7 +59,6 @@ void tr_h5_name(char out[TR_PATH_BYTES], const tr_entry *entry) {
 }
 
 tr_status tr_h5_open(const char *path, hid_t *file_p) {
-    tr_h5_start();
     int fd = open(path, O_RDONLY | O_CLOEXEC);
     if (fd < 0 && (errno == ENOENT || errno == ENOTDIR))
         return tr_fail(TR_ERR_MISSING, "%s: no such checkpoint", path);

@@ -143,7 +143,10 @@ static tr_status info_local(const char *path) {
 }
 
 tr_status tr_checkpoint_info(tr_comm *world, const char *path) {
-    return tr_agree(world, tr_comm_rank(world) == 0 ? info_local(path) : TR_OK);
+    tr_h5_begin();
+    tr_status status = tr_agree(world, tr_comm_rank(world) == 0 ? info_local(path) : TR_OK);
+    tr_h5_end();
+    return status;
 }
 
 /* Collective. The entries' data against their checksums. */
@@ -182,6 +185,7 @@ tr_status tr_checkpoint_verify(tr_comm *world, const char *path) {
     hid_t file = -1;
     tr_progress_state state = {0};
     catalog c = {0};
+    tr_h5_begin();
     tr_status status = tr_agree(world, tr_h5_open(path, &file));
     if (status == TR_OK) status = tr_agree(world, tr_state_read(file, path, &state));
     if (status == TR_OK) status = tr_agree(world, catalog_read(file, path, TR_ARRAYS, &c));
@@ -189,5 +193,6 @@ tr_status tr_checkpoint_verify(tr_comm *world, const char *path) {
     catalog_free(&c);
     free(state.config);
     if (file >= 0) H5Fclose(file);
+    tr_h5_end();
     return status;
 }

@@ -49,36 +49,45 @@ tr_status tr_checkpoint_list(tr_comm *world, const char *directory, int64_t **st
     return TR_OK;
 }
 
-/* A fixed-length string attribute or dataset, on the heap; NULL: damaged or not one. */
-static char *get_text(hid_t file, const char *name, bool as_attribute) {
-    hid_t object =
-        as_attribute ? H5Aopen(file, name, H5P_DEFAULT) : H5Dopen2(file, name, H5P_DEFAULT);
-    if (object < 0) return NULL;
-    hid_t type = as_attribute ? H5Aget_type(object) : H5Dget_type(object);
-    hid_t space = as_attribute ? H5Aget_space(object) : H5Dget_space(object);
-    char *text = NULL;
-    if (H5Tget_class(type) == H5T_STRING && H5Tis_variable_str(type) == 0 &&
-        H5Sget_simple_extent_npoints(space) == 1)
-        text = calloc(1, H5Tget_size(type) + 1);
-    herr_t rc = -1;
-    if (text && as_attribute) rc = H5Aread(object, type, text);
-    if (text && !as_attribute) rc = H5Dread(object, type, H5S_ALL, H5S_ALL, H5P_DEFAULT, text);
+/* Room for one fixed-length string; NULL: not one. */
+static char *text_room(hid_t type, hid_t space) {
+    bool text = H5Tget_class(type) == H5T_STRING && H5Tis_variable_str(type) == 0 &&
+                H5Sget_simple_extent_npoints(space) == 1;
+    return text ? calloc(1, H5Tget_size(type) + 1) : NULL;
+}
+
+/* On the heap; NULL: damaged. */
+static char *get_config(hid_t file) {
+    hid_t dataset = H5Dopen2(file, "config", H5P_DEFAULT);
+    if (dataset < 0) return NULL;
+    hid_t type = H5Dget_type(dataset), space = H5Dget_space(dataset);
+    char *text = text_room(type, space);
+    if (text && H5Dread(dataset, type, H5S_ALL, H5S_ALL, H5P_DEFAULT, text) < 0) {
+        free(text);
+        text = NULL;
+    }
     H5Sclose(space);
     H5Tclose(type);
-    (void)(as_attribute ? H5Aclose(object) : H5Dclose(object));
-    if (rc < 0) {
-        free(text);
-        return NULL;
-    }
+    H5Dclose(dataset);
     return text;
 }
 
+static bool has_format(hid_t file) {
+    hid_t attribute = H5Aopen(file, "format", H5P_DEFAULT);
+    if (attribute < 0) return false;
+    hid_t type = H5Aget_type(attribute), space = H5Aget_space(attribute);
+    char *text = text_room(type, space);
+    bool ours = text && H5Aread(attribute, type, text) >= 0 && strcmp(text, TR_FORMAT) == 0;
+    free(text);
+    H5Sclose(space);
+    H5Tclose(type);
+    H5Aclose(attribute);
+    return ours;
+}
+
 static tr_status check_format(hid_t file, const char *path) {
-    char *format = get_text(file, "format", true);
-    bool ours = format && strcmp(format, TR_FORMAT) == 0;
-    free(format);
     int64_t version = 0;
-    if (!ours || tr_h5_get_i64(file, "version", &version) < 0)
+    if (!has_format(file) || tr_h5_get_i64(file, "version", &version) < 0)
         return tr_h5_fail(TR_ERR_DATA, "%s: damaged, or HDF5 but not a checkpoint", path);
     if (version != TR_FORMAT_VERSION)
         return tr_fail(TR_ERR_DATA, "%s: format version %" PRId64 ", this program reads %d", path,
@@ -89,7 +98,7 @@ static tr_status check_format(hid_t file, const char *path) {
 tr_status tr_state_read(hid_t file, const char *path, tr_progress_state *state) {
     TR_TRY(check_format(file, path));
     uint64_t sum = 0;
-    *state = (tr_progress_state){.config = get_text(file, "config", false)};
+    *state = (tr_progress_state){.config = get_config(file)};
     if (!state->config || tr_h5_get_i64(file, "step", &state->step) < 0 ||
         tr_h5_get_i64(file, "samples", &state->samples) < 0 ||
         tr_h5_get_i64(file, "tokens", &state->tokens) < 0 ||
@@ -129,11 +138,13 @@ tr_status tr_checkpoint_state(tr_comm *world, const char *path, tr_progress_stat
     tr_progress_state found = {0};
     if (tr_comm_rank(world) == 0) {
         hid_t file;
+        tr_h5_begin();
         status = tr_h5_open(path, &file);
         if (status == TR_OK) {
             status = tr_state_read(file, path, &found);
             H5Fclose(file);
         }
+        tr_h5_end();
     }
     TR_TRY(tr_agree(world, status));
     TR_TRY(share_state(world, &found));
@@ -287,8 +298,10 @@ tr_status tr_checkpoint_load(tr_comm *world, const char *path, bool moments, int
         job.entries[e] = (tr_entry){(int)(e / ntensors), tensors[e % ntensors]};
     tr_status status =
         tr_agree(world, ready ? TR_OK : tr_fail(TR_ERR_INTERNAL, "out of memory loading"));
+    tr_h5_begin();
     if (status == TR_OK) status = load(&job);
     if (job.file >= 0) H5Fclose(job.file);
+    tr_h5_end();
     free(job.entries);
     free(job.sums);
     free(job.cover);

@@ -79,18 +79,32 @@ static tr_status sum_pieces(save_job *job) {
     return TR_OK;
 }
 
-static int put_text(hid_t file, const char *name, const char *text, bool as_attribute) {
-    hid_t type = H5Tcopy(H5T_C_S1), space = H5Screate(H5S_SCALAR);
+static hid_t text_type(const char *text) {
+    hid_t type = H5Tcopy(H5T_C_S1);
     H5Tset_size(type, strlen(text) + 1);
     H5Tset_cset(type, H5T_CSET_UTF8);
-    hid_t object = as_attribute
-                       ? H5Acreate2(file, name, type, space, H5P_DEFAULT, H5P_DEFAULT)
-                       : H5Dcreate2(file, name, type, space, H5P_DEFAULT, H5P_DEFAULT, H5P_DEFAULT);
-    int rc = -1;
-    if (object >= 0 && as_attribute) rc = H5Awrite(object, type, text);
-    if (object >= 0 && !as_attribute)
-        rc = H5Dwrite(object, type, H5S_ALL, H5S_ALL, H5P_DEFAULT, text);
-    if (object >= 0) (void)(as_attribute ? H5Aclose(object) : H5Dclose(object));
+    return type;
+}
+
+static int put_format(hid_t file) {
+    hid_t type = text_type(TR_FORMAT), space = H5Screate(H5S_SCALAR);
+    hid_t attribute = H5Acreate2(file, "format", type, space, H5P_DEFAULT, H5P_DEFAULT);
+    int rc = attribute < 0 ? -1 : H5Awrite(attribute, type, TR_FORMAT);
+    if (attribute >= 0) H5Aclose(attribute);
+    H5Sclose(space);
+    H5Tclose(type);
+    return rc;
+}
+
+/* A dataset, because an attribute holds at most 64 KiB. */
+static int put_config(hid_t file, const char *text) {
+    hid_t type = text_type(text), space = H5Screate(H5S_SCALAR);
+    hid_t create = H5Pcreate(H5P_DATASET_CREATE);
+    H5Pset_obj_track_times(create, false);
+    hid_t dataset = H5Dcreate2(file, "config", type, space, H5P_DEFAULT, create, H5P_DEFAULT);
+    int rc = dataset < 0 ? -1 : H5Dwrite(dataset, type, H5S_ALL, H5S_ALL, H5P_DEFAULT, text);
+    if (dataset >= 0) H5Dclose(dataset);
+    H5Pclose(create);
     H5Sclose(space);
     H5Tclose(type);
     return rc;
@@ -103,17 +117,18 @@ static int put_state(hid_t file, const tr_progress_state *state) {
     } numbers[] = {{"version", TR_FORMAT_VERSION}, {"step", state->step},
                    {"samples", state->samples},    {"tokens", state->tokens},
                    {"updates", state->updates},    {"skipped_in_row", state->skipped_in_row}};
-    int rc = put_text(file, "format", TR_FORMAT, true);
+    int rc = put_format(file);
     for (size_t i = 0; i < sizeof numbers / sizeof *numbers && rc >= 0; i++)
         rc = tr_h5_put_i64(file, numbers[i].name, numbers[i].value);
     if (rc >= 0) rc = tr_h5_put_u64(file, "data_fingerprint", state->data_fingerprint);
     if (rc >= 0) rc = tr_h5_put_u64(file, "checksum", tr_checksum_state(state));
-    return rc < 0 ? rc : put_text(file, "config", state->config, false);
+    return rc < 0 ? rc : put_config(file, state->config);
 }
 
 static int put_group(hid_t file, const char *path) {
     hid_t list = H5Pcreate(H5P_GROUP_CREATE);
     H5Pset_link_creation_order(list, H5P_CRT_ORDER_TRACKED | H5P_CRT_ORDER_INDEXED);
+    H5Pset_obj_track_times(list, false);
     hid_t group = H5Gcreate2(file, path, H5P_DEFAULT, list, H5P_DEFAULT);
     H5Pclose(list);
     return group < 0 ? -1 : H5Gclose(group);
@@ -139,6 +154,7 @@ static tr_status put_all(const save_job *job, hid_t file) {
         put_group(file, tr_array_group[2]) < 0)
         return tr_h5_fail(TR_ERR_IO, "%s: cannot be written", job->partial);
     hid_t create = H5Pcreate(H5P_DATASET_CREATE);
+    H5Pset_obj_track_times(create, false);
     H5Pset_fill_time(create, H5D_FILL_TIME_NEVER);
     H5Pset_alloc_time(create, H5D_ALLOC_TIME_EARLY);
     tr_status status = TR_OK;
@@ -153,14 +169,18 @@ static tr_status put_all(const save_job *job, hid_t file) {
 }
 
 /* Rank 0. Everything but the tensors' data, with checksummed metadata (libver 1.10) kept together
- * in large blocks. */
+ * in large blocks. No object keeps the time of day: equal states make equal files, byte for byte.
+ */
 static tr_status write_skeleton(const save_job *job) {
     hid_t access = H5Pcreate(H5P_FILE_ACCESS);
     H5Pset_libver_bounds(access, H5F_LIBVER_V110, H5F_LIBVER_V110);
     H5Pset_fclose_degree(access, H5F_CLOSE_STRONG);
     H5Pset_file_locking(access, false, true);
     H5Pset_meta_block_size(access, 1 << 16);
-    hid_t file = H5Fcreate(job->partial, H5F_ACC_TRUNC, H5P_DEFAULT, access);
+    hid_t create = H5Pcreate(H5P_FILE_CREATE);
+    H5Pset_obj_track_times(create, false);
+    hid_t file = H5Fcreate(job->partial, H5F_ACC_TRUNC, create, access);
+    H5Pclose(create);
     H5Pclose(access);
     if (file < 0) return tr_h5_fail(TR_ERR_IO, "%s: cannot be made", job->partial);
     tr_status status = put_all(job, file);
@@ -276,7 +296,7 @@ tr_status tr_checkpoint_save(tr_comm *world, const char *directory, int64_t keep
                     .keep = keep,
                     .tensors = tensors,
                     .pieces = pieces};
-    tr_h5_start();
+    tr_h5_begin();
     tr_folder_partial(job.partial, sizeof job.partial, directory, state->step);
     job.sums = calloc((size_t)(2 * TR_ARRAYS * ntensors) + 1, sizeof *job.sums);
     tr_status status =
@@ -287,5 +307,6 @@ tr_status tr_checkpoint_save(tr_comm *world, const char *directory, int64_t keep
         tr_end(tr_barrier_begin(world)); /* nobody sees the failed file after this returns */
     }
     free(job.sums);
+    tr_h5_end();
     return status;
 }

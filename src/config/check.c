@@ -105,6 +105,21 @@ static int64_t moe_layers(const tr_model_config *model) {
     return count;
 }
 
+static tr_status check_mlp_only_layers(const tr_config *config) {
+    const tr_model_config *m = &config->model;
+    for (int64_t i = 0; i < m->mlp_only_layers.count; i++)
+        if (m->mlp_only_layers.values[i] >= m->num_hidden_layers)
+            return refuse(config, "model.mlp_only_layers",
+                          "names layer %lld of %lld; layers count from 0 to %lld",
+                          (long long)m->mlp_only_layers.values[i], (long long)m->num_hidden_layers,
+                          (long long)m->num_hidden_layers - 1);
+    if (m->mlp_only_layers.count > m->num_hidden_layers)
+        return refuse(config, "model.mlp_only_layers",
+                      "names more layers than num_hidden_layers %lld; name each once",
+                      (long long)m->num_hidden_layers);
+    return TR_OK;
+}
+
 static tr_status require_rows(const tr_config *config) {
     for (int i = 0; i < tr_setting_count; i++) {
         const tr_setting *row = &tr_settings[i];
@@ -169,12 +184,6 @@ static tr_status check_attention(const tr_config *config) {
 
 static tr_status check_experts(const tr_config *config) {
     const tr_model_config *m = &config->model;
-    for (int64_t i = 0; i < m->mlp_only_layers.count; i++)
-        if (m->mlp_only_layers.values[i] >= m->num_hidden_layers)
-            return refuse(config, "model.mlp_only_layers",
-                          "names layer %lld of %lld; layers count from 0 to %lld",
-                          (long long)m->mlp_only_layers.values[i], (long long)m->num_hidden_layers,
-                          (long long)m->num_hidden_layers - 1);
     if (m->num_experts == 0) {
         if (m->shared_expert_intermediate_size > 0)
             return refuse(config, "model.shared_expert_intermediate_size",
@@ -251,6 +260,7 @@ static tr_status check_training(const tr_config *config) {
 
 tr_status tr_config_complete(tr_config *config) {
     TR_TRY(require_rows(config));
+    TR_TRY(check_mlp_only_layers(config));
     TR_TRY(derive(config));
     TR_TRY(check_attention(config));
     TR_TRY(check_experts(config));

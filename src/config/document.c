@@ -38,12 +38,26 @@ static tr_status fail_parse(const tr_document *document, const char *name) {
                    error->msg);
 }
 
+/* Errors are collected; what the library prints beside that is dropped. */
+static void drop_output(struct fy_diag *diag, void *user, const char *text, size_t bytes) {
+    (void)diag, (void)user, (void)text, (void)bytes;
+}
+
+static struct fy_diag *create_diag(void) {
+    struct fy_diag_cfg options;
+    fy_diag_cfg_default(&options);
+    options.fp = NULL;
+    options.output_fn = drop_output;
+    struct fy_diag *diag = fy_diag_create(&options);
+    fy_diag_set_collect_errors(diag, true);
+    return diag;
+}
+
 tr_status tr_document_parse(const char *text, const char *name, tr_document **document_p) {
     size_t bytes = strlen(text);
     TR_TRY(check_bytes(text, bytes, name));
     tr_document *document = calloc(1, sizeof *document);
-    document->diag = fy_diag_create(NULL);
-    fy_diag_set_collect_errors(document->diag, true);
+    document->diag = create_diag();
     const struct fy_parse_cfg options = {.flags = FYPCF_QUIET | FYPCF_DEFAULT_VERSION_1_2 |
                                                   FYPCF_JSON_NONE | FYPCF_ALLOW_DUPLICATE_KEYS,
                                          .diag = document->diag};

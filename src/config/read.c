@@ -134,12 +134,12 @@ static tr_status read_root(tr_config *config, struct fy_node *root, const char *
 
 static tr_status apply_set(tr_config *config, const char *set) {
     const char *equals = strchr(set, '=');
-    const char *dot = equals ? memchr(set, '.', (size_t)(equals - set)) : NULL;
-    const char *end = dot ? dot : equals ? equals : set + strlen(set);
+    const char *name_end = equals ? equals : set + strlen(set);
+    const char *dot = memchr(set, '.', (size_t)(name_end - set));
     char section[128], key[128] = "", where[300];
-    snprintf(section, sizeof section, "%.*s", (int)(end - set), set);
+    snprintf(section, sizeof section, "%.*s", (int)((dot ? dot : name_end) - set), set);
     if (section_index(section) < 0) return refuse_section("--set", section);
-    if (!dot)
+    if (!dot || !equals)
         return tr_fail(TR_ERR_USAGE,
                        "--set %s: must be section.key=value, such as training.steps=100", set);
     snprintf(key, sizeof key, "%.*s", (int)(equals - dot - 1), dot + 1);

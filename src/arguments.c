@@ -1,0 +1,249 @@
+/* arguments.c - reads the command line with argp. Floor: main. */
+#include "commands.h"
+
+#include "base/log.h"
+
+#include <argp.h>
+#include <errno.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum {
+    KEY_SET = 256,
+    KEY_RESUME,
+    KEY_DRY_RUN,
+    KEY_CHECKPOINT,
+    KEY_PROMPT,
+    KEY_TOKENS,
+    KEY_TEMPERATURE,
+    KEY_TOP_P,
+    KEY_SEED,
+    KEY_OUTPUT,
+    KEY_FORMAT,
+    KEY_DOCUMENTS,
+    KEY_EOD,
+    KEY_FRACTION,
+    KEY_VALIDATION,
+    KEY_SEQUENCE
+};
+
+static const struct argp_option options[] = {
+    {0, 0, 0, 0, "train, eval:", 1},
+    {"set", KEY_SET, "KEY=VALUE", 0, "Override a setting: section.key=value (YAML value)", 1},
+    {"resume", KEY_RESUME, "auto|never|PATH", 0,
+     "Go on from the newest checkpoint, start afresh, or take this file", 1},
+    {"dry-run", KEY_DRY_RUN, 0, 0, "Check config, data and grid, print the plan, do not train", 1},
+    {0, 0, 0, 0, "eval, generate:", 2},
+    {"checkpoint", KEY_CHECKPOINT, "PATH", 0, "The checkpoint to read", 2},
+    {"prompt", KEY_PROMPT, "TEXT", 0, "What the sample starts with", 2},
+    {"tokens", KEY_TOKENS, "N", 0, "How many tokens to add (200)", 2},
+    {"temperature", KEY_TEMPERATURE, "X", 0, "0 takes the most likely token (0.8)", 2},
+    {"top-p", KEY_TOP_P, "X", 0, "Draw from the most likely tokens of this mass (0.95)", 2},
+    {"seed", KEY_SEED, "N", 0, "Another seed, another sample (1)", 2},
+    {0, 0, 0, 0, "data build|info:", 3},
+    {"output", KEY_OUTPUT, "FILE", 0, "Where the tokens go", 3},
+    {"format", KEY_FORMAT, "llm.c|megatron|text", 0, "What is written (llm.c)", 3},
+    {"documents", KEY_DOCUMENTS, "file|paragraph|line", 0, "What a document is (file)", 3},
+    {"end-of-document", KEY_EOD, "ID", 0, "A token after each document, 256 or more (none)", 3},
+    {"validation-fraction", KEY_FRACTION, "X", 0, "Hold out this last part of the text", 3},
+    {"validation-output", KEY_VALIDATION, "FILE", 0, "... and write it here", 3},
+    {"sequence-length", KEY_SEQUENCE, "N", 0, "For counting samples (256)", 3},
+    {0}};
+
+/* What the parser works on. */
+typedef struct {
+    const tr_command *command;
+    tr_arguments *out;
+    tr_status status;
+} parser;
+
+static void add_set(parser *p, char *text) {
+    tr_arguments *a = p->out;
+    if (a->nsets < (int)(sizeof a->sets / sizeof *a->sets)) {
+        a->sets[a->nsets++] = text;
+        return;
+    }
+    free(text);
+    p->status = tr_fail(TR_ERR_USAGE, "more than %d times --set", a->nsets);
+}
+
+/* --resume X is --set checkpoint.resume='X', quoted for YAML. */
+static char *resume_set(const char *value) {
+    char *text = malloc(2 * strlen(value) + 32), *p = text;
+    if (!text) abort();
+    p += sprintf(p, "checkpoint.resume='");
+    for (; *value; value++) {
+        if (*value == '\'') *p++ = '\'';
+        *p++ = *value;
+    }
+    strcpy(p, "'");
+    return text;
+}
+
+static double number(parser *p, const char *option, const char *text, double least, double most,
+                     bool whole) {
+    char *end;
+    errno = 0;
+    double x = strtod(text, &end);
+    if (end == text || *end || errno || !(x >= least && x <= most) || (whole && x != floor(x)))
+        p->status = tr_fail(TR_ERR_USAGE, "--%s %s: a%s number from %g to %g is needed", option,
+                            text, whole ? " whole" : "", least, most);
+    return x;
+}
+
+static int64_t whole(parser *p, const char *option, const char *text, double least, double most) {
+    double x = number(p, option, text, least, most, true);
+    return p->status == TR_OK ? (int64_t)x : 0;
+}
+
+static void word(parser *p, char *text) {
+    tr_arguments *a = p->out;
+    const char *words = p->command->words;
+    if (strstr(words, "CONFIG") && !a->config)
+        a->config = text;
+    else if (strchr(words, '|') && !a->operation)
+        a->operation = text;
+    else if (strstr(words, "PATH") && a->npaths < (int)(sizeof a->paths / sizeof *a->paths))
+        a->paths[a->npaths++] = text;
+    else
+        p->status = tr_fail(TR_ERR_USAGE, "'%s' is one word too many: trireme %s %s", text,
+                            p->command->name, words);
+}
+
+static error_t parse(int key, char *text, struct argp_state *state) {
+    parser *p = state->input;
+    tr_arguments *a = p->out;
+    switch (key) {
+    case KEY_SET: {
+        char *copy = strdup(text);
+        if (!copy) abort();
+        add_set(p, copy);
+        break;
+    }
+    case KEY_RESUME:
+        add_set(p, resume_set(text));
+        break;
+    case KEY_DRY_RUN:
+        a->dry_run = true;
+        break;
+    case KEY_CHECKPOINT:
+        a->checkpoint = text;
+        break;
+    case KEY_PROMPT:
+        a->prompt = text;
+        break;
+    case KEY_TOKENS:
+        a->tokens = whole(p, "tokens", text, 0, 1e9);
+        break;
+    case KEY_TEMPERATURE:
+        a->temperature = number(p, "temperature", text, 0, 100, false);
+        break;
+    case KEY_TOP_P:
+        a->top_p = number(p, "top-p", text, 0, 1, false);
+        break;
+    case KEY_SEED:
+        a->seed = whole(p, "seed", text, 0, 1e15);
+        break;
+    case KEY_OUTPUT:
+        a->output = text;
+        break;
+    case KEY_FORMAT:
+        a->format = text;
+        break;
+    case KEY_DOCUMENTS:
+        a->documents = text;
+        break;
+    case KEY_EOD:
+        a->end_of_document = whole(p, "end-of-document", text, 256, 65535);
+        break;
+    case KEY_FRACTION:
+        a->validation_fraction = number(p, "validation-fraction", text, 0, 1, false);
+        break;
+    case KEY_VALIDATION:
+        a->validation_output = text;
+        break;
+    case KEY_SEQUENCE:
+        a->sequence_length = whole(p, "sequence-length", text, 1, 1e12);
+        break;
+    case ARGP_KEY_ARG:
+        word(p, text);
+        break;
+    case ARGP_KEY_ERROR:
+        if (p->status == TR_OK)
+            p->status = tr_fail(TR_ERR_USAGE,
+                                "unknown option or missing value: '%s'; trireme %s --help lists "
+                                "the options",
+                                state->argv[state->next - 1], p->command->name);
+        break;
+    default:
+        return ARGP_ERR_UNKNOWN;
+    }
+    return p->status == TR_OK ? 0 : EINVAL;
+}
+
+static void usage(FILE *to) {
+    fprintf(to, "trireme %s - trains dense and mixture-of-experts transformers over MPI\n\n",
+            TR_VERSION);
+    for (const tr_command *c = tr_commands; c->name; c++)
+        fprintf(to, "  trireme %-10s %-32s %s\n", c->name, c->words, c->about);
+    fprintf(to,
+            "\ntrireme COMMAND --help lists the options, trireme help config the settings.\n"
+            "Exit codes: 0 done, 64 usage or config, 65 bad data, 66 missing file, 70 failure,\n"
+            "74 input or output, 75 stopped by a signal after saving: run again to go on.\n");
+}
+
+static tr_status bad_usage(const char *what, const char *text) {
+    return tr_fail(TR_ERR_USAGE, "%s '%s'; trireme --help lists the commands", what, text);
+}
+
+tr_status tr_arguments_read(int argc, char **argv, const tr_command **command_p, tr_arguments *a) {
+    bool speaks = tr_log_get_rank() == 0;
+    *command_p = NULL;
+    *a = (tr_arguments){.tokens = 200,
+                        .temperature = 0.8,
+                        .top_p = 0.95,
+                        .seed = 1,
+                        .sequence_length = 256,
+                        .end_of_document = -1};
+    if (argc < 2) return tr_fail(TR_ERR_USAGE, "no command; trireme --help lists them");
+    const char *name = argv[1];
+    if (!strcmp(name, "--version") || !strcmp(name, "-V")) {
+        tr_say("trireme %s", TR_VERSION);
+        return TR_OK;
+    }
+    if (!strcmp(name, "--help") || !strcmp(name, "-h") || !strcmp(name, "help")) {
+        if (!speaks) return TR_OK;
+        if (argc > 2 && !strcmp(argv[2], "config"))
+            tr_config_help(stdout);
+        else if (argc > 2)
+            return bad_usage("no help on", argv[2]);
+        else
+            usage(stdout);
+        return TR_OK;
+    }
+    const tr_command *c = tr_commands;
+    while (c->name && strcmp(c->name, name)) c++;
+    if (!c->name) return bad_usage("unknown command", name);
+    struct argp argp = {options, parse, c->words, c->about, NULL, NULL, NULL};
+    for (int i = 2; i < argc; i++)
+        if (!strcmp(argv[i], "--help") || !strcmp(argv[i], "-h")) {
+            char program[64];
+            snprintf(program, sizeof program, "trireme %s", c->name);
+            if (speaks)
+                argp_help(&argp, stdout, ARGP_HELP_USAGE | ARGP_HELP_DOC | ARGP_HELP_LONG, program);
+            return TR_OK;
+        }
+    parser p = {.command = c, .out = a};
+    argp_parse(&argp, argc - 1, argv + 1, ARGP_NO_EXIT | ARGP_NO_HELP | ARGP_NO_ERRS, NULL, &p);
+    TR_TRY(p.status);
+    if (strstr(c->words, "CONFIG") && !a->config)
+        return tr_fail(TR_ERR_USAGE, "trireme %s needs a config file", c->name);
+    *command_p = c;
+    return TR_OK;
+}
+
+void tr_arguments_free(tr_arguments *a) {
+    for (int i = 0; i < a->nsets; i++) free(a->sets[i]);
+}

@@ -1,0 +1,45 @@
+/* commands.c - the commands that work on files alone: checkpoint, data. Floor: main. */
+#include "commands.h"
+
+#include "checkpoint/store.h"
+#include "data/build.h"
+
+#include <string.h>
+
+tr_status tr_command_checkpoint(const tr_arguments *a, tr_comm *world) {
+    const char *operation = a->operation ? a->operation : "";
+    const char *path = a->npaths ? a->paths[0] : a->checkpoint;
+    if (strcmp(operation, "info") != 0 && strcmp(operation, "verify") != 0)
+        return tr_fail(TR_ERR_USAGE, "checkpoint '%s'? trireme checkpoint info|verify PATH",
+                       operation);
+    if (!path) return tr_fail(TR_ERR_USAGE, "which file? trireme checkpoint %s PATH", operation);
+    return *operation == 'i' ? tr_checkpoint_info(world, path) : tr_checkpoint_verify(world, path);
+}
+
+static tr_status build(const tr_arguments *a) {
+    tr_data_build_options o = {.inputs = a->paths,
+                               .ninputs = a->npaths,
+                               .output = a->output,
+                               .end_of_document = a->end_of_document,
+                               .validation_fraction = a->validation_fraction,
+                               .validation_output = a->validation_output};
+    if (a->npaths == 0 || !a->output)
+        return tr_fail(TR_ERR_USAGE, "trireme data build TEXT... --output FILE");
+    TR_TRY(tr_data_parse_format(a->format ? a->format : "llm.c", &o.format));
+    TR_TRY(tr_data_parse_documents(a->documents ? a->documents : "file", &o.documents));
+    return tr_data_build(&o);
+}
+
+static tr_status run_data(const tr_arguments *a) {
+    const char *operation = a->operation ? a->operation : "";
+    if (!strcmp(operation, "build")) return build(a);
+    if (strcmp(operation, "info") != 0)
+        return tr_fail(TR_ERR_USAGE, "data '%s'? trireme data build|info PATH...", operation);
+    if (a->npaths == 0) return tr_fail(TR_ERR_USAGE, "which file? trireme data info PATH...");
+    for (int i = 0; i < a->npaths; i++) TR_TRY(tr_data_info(a->paths[i], a->sequence_length));
+    return TR_OK;
+}
+
+tr_status tr_command_data(const tr_arguments *a, tr_comm *world) {
+    return tr_agree(world, tr_comm_rank(world) == 0 ? run_data(a) : TR_OK);
+}

@@ -1,0 +1,144 @@
+/* main.c - the commands. Floor: main.
+ *
+ * `train` is the path of one batch: config -> grid -> model declares its weights -> registry sealed
+ * -> plan -> weights initialised or loaded -> each step (train/trainer.h): samples -> schedule of
+ * actions -> layers -> gradients reduced -> clip -> AdamW -> metrics -> checkpoint. */
+#include "commands.h"
+
+#include "base/log.h"
+#include "train/evaluate.h"
+#include "train/generate.h"
+#include "train/resume.h"
+#include "train/signals.h"
+#include "train/trainer.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+
+/* Where a finished run left its files, and what to do next. */
+static void say_goodbye(const tr_job *job) {
+    char run[4096], checkpoints[4096], path[4200];
+    tr_job_run_directory(job->config, run, sizeof run);
+    tr_job_checkpoint_directory(job->config, checkpoints, sizeof checkpoints);
+    tr_checkpoint_path(path, sizeof path, checkpoints, job->at.step);
+    tr_say("metrics    %s/metrics.jsonl (and events for TensorBoard)", run);
+    tr_say("checkpoint %s", path);
+    tr_say("next       trireme generate --checkpoint %s --prompt \"...\"", path);
+}
+
+static tr_status train(tr_job *job, bool dry_run) {
+    TR_TRY(tr_job_open_data(job));
+    tr_job_print_plan(job);
+    if (!job->train) return tr_fail(TR_ERR_USAGE, "data.train is empty; name at least one file");
+    if (dry_run) return TR_OK;
+    TR_TRY(tr_job_open_pipeline(job));
+    TR_TRY(tr_resume_start(job));
+    if (job->at.step >= job->config->training.steps) {
+        tr_say("already finished: step %lld of %lld; raise training.steps to go on",
+               (long long)job->at.step, (long long)job->config->training.steps);
+        return TR_OK;
+    }
+    tr_status status = tr_train(job);
+    if (status == TR_OK) say_goodbye(job);
+    if (status == TR_STOPPED)
+        tr_say("stopped at step %lld after saving; run the same command again to go on",
+               (long long)job->at.step);
+    return status;
+}
+
+static tr_status command_train(const tr_arguments *a, tr_comm *world) {
+    tr_config *config = NULL;
+    tr_job *job = NULL;
+    tr_signals_install();
+    tr_status status = tr_agree(world, tr_config_read(a->config, a->nsets, a->sets, &config));
+    if (status == TR_OK) status = tr_job_create(config, world, a->dry_run, &job);
+    if (status == TR_OK) status = train(job, a->dry_run);
+    tr_job_destroy(job);
+    tr_config_destroy(config);
+    return status;
+}
+
+/* --- eval, generate
+ * --------------------------------------------------------------------------------- */
+
+static tr_status evaluate(tr_job *job, const char *checkpoint) {
+    TR_TRY(tr_job_open_data(job));
+    if (!job->validation)
+        return tr_fail(TR_ERR_USAGE, "data.validation is empty; name a file to evaluate on");
+    TR_TRY(tr_job_open_pipeline(job));
+    TR_TRY(tr_job_load(job, checkpoint, false));
+    tr_evaluation e;
+    TR_TRY(tr_evaluate(job, &e));
+    tr_say("loss %.6f bits_per_byte %.6f tokens %lld", e.loss, e.bits_per_byte,
+           (long long)e.tokens);
+    return TR_OK;
+}
+
+static tr_status command_eval(const tr_arguments *a, tr_comm *world) {
+    tr_config *config = NULL;
+    tr_job *job = NULL;
+    if (!a->checkpoint) return tr_fail(TR_ERR_USAGE, "trireme eval needs --checkpoint PATH");
+    tr_status status = tr_agree(world, tr_config_read(a->config, a->nsets, a->sets, &config));
+    if (status == TR_OK) status = tr_job_create(config, world, false, &job);
+    if (status == TR_OK) status = evaluate(job, a->checkpoint);
+    tr_job_destroy(job);
+    tr_config_destroy(config);
+    return status;
+}
+
+/* The checkpoint's own config, on one rank. */
+static tr_status stored_config(const tr_arguments *a, tr_comm *world, tr_config **config_p) {
+    tr_progress_state state = {0};
+    TR_TRY(tr_checkpoint_state(world, a->checkpoint, &state));
+    char *sets[] = {"parallel.pipeline=1", "parallel.context=1", "parallel.expert=1",
+                    "parallel.tensor=1", "model.init_from=null"};
+    tr_status status = tr_config_parse(state.config, a->checkpoint,
+                                       (int)(sizeof sets / sizeof *sets), sets, config_p);
+    free(state.config);
+    return status;
+}
+
+static tr_status command_generate(const tr_arguments *a, tr_comm *world) {
+    tr_config *config = NULL;
+    tr_job *job = NULL;
+    if (!a->checkpoint || !a->prompt)
+        return tr_fail(TR_ERR_USAGE, "trireme generate needs --checkpoint PATH and --prompt TEXT");
+    if (tr_comm_size(world) > 1)
+        return tr_fail(TR_ERR_USAGE, "generate runs on one rank, not %d; start it without mpirun",
+                       tr_comm_size(world));
+    tr_status status = stored_config(a, world, &config);
+    if (status == TR_OK) status = tr_job_create(config, world, false, &job);
+    if (status == TR_OK) status = tr_job_load(job, a->checkpoint, false);
+    if (status == TR_OK)
+        status = tr_generate(job, &(tr_generate_options){a->prompt, a->tokens, a->temperature,
+                                                         a->top_p, (uint64_t)a->seed});
+    tr_job_destroy(job);
+    tr_config_destroy(config);
+    return status;
+}
+
+/* --- the table
+ * ---------------------------------------------------------------------------------------- */
+
+const tr_command tr_commands[] = {
+    {"train", "CONFIG", "train a model, or go on with it", command_train},
+    {"eval", "CONFIG --checkpoint PATH", "loss on the validation data", command_eval},
+    {"generate", "--checkpoint PATH --prompt TEXT", "text from a trained model", command_generate},
+    {"checkpoint", "info|verify PATH", "what a checkpoint holds; whether it is whole",
+     tr_command_checkpoint},
+    {"data", "build|info PATH...", "text to tokens; what a data file holds", tr_command_data},
+    {NULL, NULL, NULL, NULL}};
+
+int main(int argc, char **argv) {
+    tr_comm *world = tr_comm_start(&argc, &argv);
+    tr_log_rank(tr_comm_rank(world));
+    const tr_command *command;
+    tr_arguments arguments;
+    tr_status status = tr_arguments_read(argc, argv, &command, &arguments);
+    if (status == TR_OK && command) status = command->run(&arguments, world);
+    if (status != TR_OK && status != TR_STOPPED && tr_comm_rank(world) == 0)
+        tr_print_error(tr_error_message());
+    tr_arguments_free(&arguments);
+    tr_comm_stop(world);
+    return (int)status;
+}

@@ -1,0 +1,22 @@
+/* batch.h - the micro-batches of one step on this rank. Floor: train.
+ *
+ * Micro-batch i of a step holds its samples [i*size, (i+1)*size); data rank d takes the run of m
+ * micro-batches from d*m; context rank c takes its two chunks of every sequence. */
+#pragma once
+#include "data/dataset.h"
+#include "model/model.h"
+
+typedef struct tr_batches tr_batches;
+
+/* Local. Room for m micro-batches of B sequences of length S. */
+tr_batches *tr_batches_create(const tr_grid *grid, int64_t m, int64_t B, int64_t S);
+void tr_batches_destroy(tr_batches *batches); /* NULL-safe */
+
+/* Local. Reads this rank's share of the samples [first, first + count); those beyond count
+ * (evaluation of a count that does not divide) become pads. *labels_p: labelled tokens read, all
+ * context ranks' included only once over the context group. */
+tr_status tr_batches_read(tr_batches *batches, const tr_dataset *dataset, int64_t first,
+                          int64_t count, int64_t *labels_p);
+
+/* A tr_load_micro_batch: self is the tr_batches. */
+void tr_batches_load(void *self, int64_t i, tr_micro_batch *batch);

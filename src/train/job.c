@@ -1,0 +1,232 @@
+/* job.c - builds and frees what a run holds; moves its state to and from checkpoints. Floor: train.
+ */
+#include "train/job.h"
+
+#include "base/log.h"
+
+#include <omp.h>
+#include <sched.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* --- making -------------------------------------------------------------------------------------
+ */
+
+static int allowed_cores(void) {
+    cpu_set_t set;
+    if (sched_getaffinity(0, sizeof set, &set) != 0) return 1;
+    return CPU_COUNT(&set);
+}
+
+/* OpenMP threads of this rank: the setting, or its share of the cores it may use. */
+static int choose_threads(const tr_config *config, tr_comm *world) {
+    int cores = allowed_cores(), ranks = tr_comm_node_size(world);
+    int threads = (int)config->run.threads;
+    if (threads == 0) threads = cores > ranks ? cores / ranks : 1;
+    if (threads > cores)
+        tr_warn("run.threads is %d but this process may use %d cores; start mpirun with "
+                "--bind-to none (launch/env.sh does) or lower run.threads",
+                threads, cores);
+    omp_set_num_threads(threads);
+    return threads;
+}
+
+tr_status tr_job_create(const tr_config *config, tr_comm *world, bool plan_only, tr_job **job_p) {
+    int64_t data;
+    TR_TRY(tr_config_check_world(config, tr_comm_size(world), &data));
+    tr_grid_shape shape = {.pipeline = (int)config->parallel.pipeline,
+                           .data = (int)data,
+                           .context = (int)config->parallel.context,
+                           .expert = (int)config->parallel.expert,
+                           .tensor = (int)config->parallel.tensor};
+    TR_TRY(tr_grid_shape_check(&shape, tr_comm_size(world)));
+    tr_job *job = calloc(1, sizeof *job);
+    if (!job) abort();
+    job->config = config;
+    job->world = world;
+    job->threads = choose_threads(config, world);
+    job->grid = tr_grid_create(world, shape);
+    job->device = tr_device_cpu(NULL);
+    job->model = tr_model_create(config, job->grid, job->device);
+    tr_registry_seal(tr_model_registry(job->model), job->grid, config->parallel.bucket_elems,
+                     plan_only ? NULL : job->device);
+    job->config_text = tr_config_print(config);
+    job->micro_batches =
+        config->training.global_batch_size / config->training.micro_batch_size / data;
+    *job_p = job;
+    return TR_OK;
+}
+
+static tr_status open_data(tr_job *job) {
+    const tr_config *c = job->config;
+    tr_dataset_options o = {.sequence_length = c->data.sequence_length,
+                            .vocab_size = c->model.vocab_size,
+                            .pad_id = c->data.pad_id,
+                            .mask = c->data.mask,
+                            .seed = (uint64_t)c->run.seed};
+    if (c->data.train.count > 0) {
+        o.files = &c->data.train;
+        o.shuffle = true;
+        TR_TRY(tr_dataset_open(&o, &job->train));
+        job->at.data_fingerprint = tr_dataset_fingerprint(job->train);
+    }
+    if (c->data.validation.count > 0) {
+        o.files = &c->data.validation;
+        o.shuffle = false;
+        TR_TRY(tr_dataset_open(&o, &job->validation));
+    }
+    return TR_OK;
+}
+
+tr_status tr_job_open_data(tr_job *job) {
+    return tr_agree(job->world, open_data(job));
+}
+
+tr_status tr_job_open_pipeline(tr_job *job) {
+    const tr_config *c = job->config;
+    return tr_pipeline_create(job->model, job->grid, c->parallel.schedule, job->micro_batches,
+                              c->training.micro_batch_size, c->data.sequence_length,
+                              &job->pipeline);
+}
+
+void tr_job_destroy(tr_job *job) {
+    if (!job) return;
+    tr_pipeline_destroy(job->pipeline);
+    tr_dataset_close(job->train);
+    tr_dataset_close(job->validation);
+    tr_model_destroy(job->model);
+    tr_device_destroy(job->device);
+    tr_grid_destroy(job->grid);
+    free(job->config_text);
+    free(job->at.config);
+    free(job);
+}
+
+void tr_job_run_directory(const tr_config *c, char *out, size_t bytes) {
+    snprintf(out, bytes, "%s/%s", c->run.directory, c->run.name);
+}
+
+void tr_job_checkpoint_directory(const tr_config *c, char *out, size_t bytes) {
+    snprintf(out, bytes, "%s/%s", c->checkpoint.directory, c->run.name);
+}
+
+/* --- checkpoints ---------------------------------------------------------------------------------
+ */
+
+/* The model's tensors, and this rank's runs of them; tied copies are left to the first stage. */
+typedef struct {
+    tr_tensor_info *tensors;
+    tr_piece *pieces;
+    int64_t ntensors, npieces;
+} inventory;
+
+static inventory take_inventory(const tr_registry *r, bool moments) {
+    inventory v = {.ntensors = r->count};
+    int64_t most = 0;
+    for (int i = 0; i < TR_SPACES; i++) most += r->space[i].nsegments;
+    v.tensors = calloc((size_t)r->count + 1, sizeof *v.tensors);
+    v.pieces = calloc((size_t)most + 1, sizeof *v.pieces);
+    if (!v.tensors || !v.pieces) abort();
+    for (int64_t i = 0; i < r->count; i++) {
+        const tr_param_decl *d = &r->params[i].decl;
+        v.tensors[i] = (tr_tensor_info){.name = d->name, .ndim = d->ndim};
+        memcpy(v.tensors[i].shape, d->shape, sizeof d->shape);
+    }
+    for (int i = 0; i < TR_SPACES; i++)
+        for (int64_t k = 0; k < r->space[i].nsegments; k++) {
+            const tr_segment *g = &r->space[i].segments[k];
+            if (!g->param->primary) continue;
+            v.pieces[v.npieces++] = (tr_piece){.tensor = g->param - r->params,
+                                               .box = g->param->box,
+                                               .first = g->first,
+                                               .count = g->count,
+                                               .master = tr_segment_master(r, g),
+                                               .m = moments ? r->space[i].m + g->shard : NULL,
+                                               .v = moments ? r->space[i].v + g->shard : NULL};
+        }
+    return v;
+}
+
+static void inventory_free(inventory *v) {
+    free(v->tensors);
+    free(v->pieces);
+}
+
+tr_status tr_job_save(tr_job *job) {
+    char directory[4096];
+    tr_job_checkpoint_directory(job->config, directory, sizeof directory);
+    inventory v = take_inventory(tr_model_registry(job->model), true);
+    tr_progress_state state = job->at;
+    state.config = job->config_text;
+    tr_status status = tr_checkpoint_save(job->world, directory, job->config->checkpoint.keep,
+                                          &state, v.ntensors, v.tensors, v.npieces, v.pieces);
+    inventory_free(&v);
+    return status;
+}
+
+/* The tied embedding's second copy follows the first: masters and moments, shard by shard. */
+static void copy_tied(tr_job *job) {
+    tr_registry *r = tr_model_registry(job->model);
+    tr_space *s = &r->space[TR_SPACE_TIED];
+    tr_comm *pair = job->grid->comm[TR_GROUP_EMBEDDING];
+    for (int64_t k = 0; k < s->nsegments; k++) {
+        const tr_segment *g = &s->segments[k];
+        float *arrays[] = {tr_segment_master(r, g), s->m + g->shard, s->v + g->shard};
+        for (int i = 0; i < 3; i++)
+            tr_end(tr_broadcast_begin(pair, NULL, 0, arrays[i], g->count * (int64_t)sizeof(float)));
+    }
+}
+
+tr_status tr_job_load(tr_job *job, const char *path, bool moments) {
+    inventory v = take_inventory(tr_model_registry(job->model), moments);
+    tr_progress_state state = {0};
+    tr_status status = tr_checkpoint_state(job->world, path, &state);
+    if (status == TR_OK)
+        status = tr_checkpoint_load(job->world, path, moments, v.ntensors, v.tensors, v.npieces,
+                                    v.pieces);
+    inventory_free(&v);
+    if (status != TR_OK) {
+        free(state.config);
+        return status;
+    }
+    copy_tied(job);
+    tr_registry_publish(tr_model_registry(job->model));
+    if (moments) {
+        free(job->at.config);
+        state.data_fingerprint = job->at.data_fingerprint;
+        job->at = state;
+    } else
+        free(state.config);
+    return TR_OK;
+}
+
+tr_status tr_job_init_weights(tr_job *job) {
+    if (job->config->model.init_from) return tr_job_load(job, job->config->model.init_from, false);
+    tr_registry_init(tr_model_registry(job->model), (uint64_t)job->config->run.seed);
+    tr_registry_publish(tr_model_registry(job->model));
+    return TR_OK;
+}
+
+/* --- the plan ------------------------------------------------------------------------------------
+ */
+
+void tr_job_print_plan(const tr_job *job) {
+    const tr_config *c = job->config;
+    const tr_grid_shape *g = &job->grid->at.shape;
+    const tr_registry *r = tr_model_registry(job->model);
+    tr_say("model      %.2f M parameters, %.2f M active a token; %lld layers, %lld of them MoE",
+           (double)tr_registry_total(r) / 1e6, (double)tr_model_active_params(job->model) / 1e6,
+           (long long)c->model.num_hidden_layers, (long long)tr_model_moe_layers(&c->model));
+    tr_say("grid       %d ranks: pipeline %d x data %d x context %d, expert %d of data x context",
+           job->grid->at.world, g->pipeline, g->data, g->context, g->expert);
+    tr_say("device     %s, %d thread%s a rank, %s", job->device->name, job->threads,
+           job->threads == 1 ? "" : "s", c->run.dtype == TR_F32 ? "float32" : "bfloat16");
+    tr_say(
+        "batch      %lld sequences of %lld tokens a step, %lld micro-batch%s of %lld a data rank",
+        (long long)c->training.global_batch_size, (long long)c->data.sequence_length,
+        (long long)job->micro_batches, job->micro_batches == 1 ? "" : "es",
+        (long long)c->training.micro_batch_size);
+    tr_say("memory     %.1f MiB a rank for weights, gradients and optimizer (first stage)",
+           (double)tr_registry_bytes(r) / 1048576.0);
+}

@@ -1,0 +1,50 @@
+/* job.h - everything one run holds on this rank: grid, device, model, data, progress. The commands
+ * train, eval and generate are built from it. Floor: train. */
+#pragma once
+#include "checkpoint/store.h"
+#include "data/dataset.h"
+#include "model/model.h"
+#include "train/pipeline.h"
+
+typedef struct {
+    /* borrowed */
+    const tr_config *config;
+    tr_comm *world;
+    /* owned */
+    tr_grid *grid;
+    tr_device *device;
+    tr_model *model;
+    tr_pipeline *pipeline;
+    tr_dataset *train, *validation; /* NULL when there is none */
+    char *config_text;
+    int threads;
+    /* derived: micro-batches a data rank has in one step */
+    int64_t micro_batches;
+    double peak_flops; /* of this rank, 0 until asked for */
+    /* state */
+    tr_progress_state at;
+} tr_job;
+
+/* Collective on world. Checks config against the world, makes grid and device, declares the model,
+ * seals its registry (with storage unless `plan_only`). *job_p is set only on success. */
+tr_status tr_job_create(const tr_config *config, tr_comm *world, bool plan_only, tr_job **job_p);
+/* Collective on world. Opens the data sets the config names. */
+tr_status tr_job_open_data(tr_job *job);
+/* Local, after tr_job_create. Slots and schedule for training. */
+tr_status tr_job_open_pipeline(tr_job *job);
+void tr_job_destroy(tr_job *job); /* Collective on world. NULL-safe */
+
+/* Collective on world. Initial weights by seed, or from model.init_from. */
+tr_status tr_job_init_weights(tr_job *job);
+/* Collective on world. checkpoint.directory/run.name/step-*.h5 at the current progress. */
+tr_status tr_job_save(tr_job *job);
+/* Collective on world. Weights (with `moments`: the optimizer too, and the progress) from a file.
+ */
+tr_status tr_job_load(tr_job *job, const char *path, bool moments);
+
+/* Where this run's files are. */
+void tr_job_run_directory(const tr_config *config, char *out, size_t bytes);
+void tr_job_checkpoint_directory(const tr_config *config, char *out, size_t bytes);
+
+/* Local. Prints the plan on rank 0: model, grid, memory. */
+void tr_job_print_plan(const tr_job *job);
