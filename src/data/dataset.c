@@ -231,6 +231,12 @@ static const data_file *locate(const tr_dataset *d, int64_t position, int64_t *i
     return &d->files[f];
 }
 
+int64_t tr_dataset_id(const tr_dataset *dataset, int64_t position) {
+    int64_t id;
+    locate(dataset, position, &id);
+    return id;
+}
+
 tr_status tr_dataset_sample(const tr_dataset *dataset, int64_t position, int32_t *input,
                             int32_t *label, uint8_t *valid, int64_t *id_p) {
     if (position < 0)

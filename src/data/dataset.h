@@ -37,3 +37,6 @@ uint64_t tr_dataset_fingerprint(const tr_dataset *dataset);
  * order). TR_ERR_DATA naming file, token, position and vocabulary when a token is too large. */
 tr_status tr_dataset_sample(const tr_dataset *dataset, int64_t position, int32_t *input,
                             int32_t *label, uint8_t *valid, int64_t *id_p);
+
+/* Local. The number in the set of the sample at `position`, without reading it. */
+int64_t tr_dataset_id(const tr_dataset *dataset, int64_t position);
