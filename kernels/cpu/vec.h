@@ -57,11 +57,23 @@ VEC_FN vec vec_select(vec_i32 mask, vec yes, vec no) {
 /* limit where it is the smaller (larger) one, else x: NaN stays. */
 VEC_FN vec vec_at_most(vec x, float limit) {
     vec l = vec_set(limit);
+#if defined(__AVX512F__)
+    return (vec)_mm512_min_ps((__m512)l, (__m512)x);
+#elif defined(__AVX2__)
+    return (vec)_mm256_min_ps((__m256)l, (__m256)x);
+#else
     return vec_select(x > l, l, x);
+#endif
 }
 VEC_FN vec vec_at_least(vec x, float limit) {
     vec l = vec_set(limit);
+#if defined(__AVX512F__)
+    return (vec)_mm512_max_ps((__m512)l, (__m512)x);
+#elif defined(__AVX2__)
+    return (vec)_mm256_max_ps((__m256)l, (__m256)x);
+#else
     return vec_select(x < l, l, x);
+#endif
 }
 
 /* Sum of the lanes, by halves. */
@@ -93,15 +105,34 @@ VEC_FN vec vec_swap_pairs(vec x) {
 }
 
 VEC_FN vec vec_from_bf16(vec_u16 h) {
-    return (vec)(__builtin_convertvector(h, vec_u32) << 16);
+#if defined(__AVX512F__)
+    vec_u32 u = (vec_u32)_mm512_cvtepu16_epi32((__m256i)h);
+#elif defined(__AVX2__)
+    vec_u32 u = (vec_u32)_mm256_cvtepu16_epi32((__m128i)h);
+#else
+    vec_u32 u = __builtin_convertvector(h, vec_u32);
+#endif
+    return (vec)(u << 16);
 }
 
 /* Round to nearest, ties to even; NaN stays NaN: tr_f32_to_bf16 for every lane. */
 VEC_FN vec_u16 vec_to_bf16(vec x) {
-    vec_u32 u = (vec_u32)x;
-    vec_u32 rounded = (u + 0x7fffu + ((u >> 16) & 1u)) >> 16;
-    vec_u32 nan = (vec_u32)(x != x);
-    return __builtin_convertvector((nan & ((u >> 16) | 0x40u)) | (~nan & rounded), vec_u16);
+    vec_u32 u = (vec_u32)x, high = u >> 16;
+    vec_u32 rounded = (u + ((high & 1u) + 0x7fffu)) >> 16;
+#if defined(__AVX512F__)
+    __mmask16 nan = _mm512_cmp_ps_mask((__m512)x, (__m512)x, _CMP_UNORD_Q);
+    __m512i out =
+        _mm512_mask_or_epi32((__m512i)rounded, nan, (__m512i)high, _mm512_set1_epi32(0x40));
+    return (vec_u16)_mm512_cvtepi32_epi16(out);
+#else
+    vec_u32 out = (vec_u32)vec_select(x != x, (vec)(high | 0x40u), (vec)rounded);
+#if defined(__AVX2__)
+    __m256i o = (__m256i)out;
+    return (vec_u16)_mm_packus_epi32(_mm256_castsi256_si128(o), _mm256_extracti128_si256(o, 1));
+#else
+    return __builtin_convertvector(out, vec_u16);
+#endif
+#endif
 }
 
 /* VEC elements from p[i] on. */
