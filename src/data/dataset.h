@@ -22,14 +22,19 @@ typedef struct {
     uint64_t seed;
 } tr_dataset_options;
 
-/* Local. Maps the files. TR_ERR_MISSING, or TR_ERR_DATA naming file and what is wrong (unknown
- * header, odd size, fewer than S+1 tokens, vocabulary < 256 for bytes, ...). */
+/* Local. Maps the files and checks their headers. TR_ERR_MISSING, TR_ERR_IO, TR_ERR_DATA naming
+ * file and fault (unknown header, wrong size, fewer than S + 1 tokens, ...), or TR_ERR_USAGE (no
+ * file, vocab_size below 256 for bytes, weights that cannot be). Contents are not read: a token
+ * outside the vocabulary is found by tr_dataset_sample. A file cut after this point ends the
+ * process. */
 tr_status tr_dataset_open(const tr_dataset_options *options, tr_dataset **dataset_p);
 void tr_dataset_close(tr_dataset *dataset); /* NULL-safe */
 
-int64_t tr_dataset_samples(const tr_dataset *dataset); /* in one epoch */
+/* Samples of all files together (an epoch, without weights), and their tokens. */
+int64_t tr_dataset_samples(const tr_dataset *dataset);
 int64_t tr_dataset_tokens(const tr_dataset *dataset);
-/* Depends on names' order, sizes and a sample of contents: the same data in the same order. */
+/* Depends on the files' order, sizes, contents (above 64 MiB a sample of them), masks and weights,
+ * not on their names: a moved file is the same data. */
 uint64_t tr_dataset_fingerprint(const tr_dataset *dataset);
 
 /* Local. The sample at `position` >= 0 of the endless order. input[S], label[S] (-1: not predicted:

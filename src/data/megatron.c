@@ -41,7 +41,9 @@ static tr_status read_header(const tr_file_map *map, index_view *v, tr_token_typ
             v->path);
     int64_t version = load_i64(map->bytes + 9, 0);
     if (version != 1)
-        return tr_fail(TR_ERR_DATA, "%s: Megatron index of version %" PRId64 ", only 1 is known",
+        return tr_fail(TR_ERR_DATA,
+                       "%s: Megatron index of version %" PRId64
+                       "; only 1 is known: build the files again",
                        v->path, version);
     int type = map->bytes[17];
     if (type == 6 || type == 7)

@@ -21,6 +21,7 @@ static int64_t id_at(const tr_dataset *d, int64_t position) {
     uint8_t valid[S];
     int64_t id = -1;
     assert_int_equal(tr_dataset_sample(d, position, input, label, valid, &id), TR_OK);
+    assert_int_equal(tr_dataset_id(d, position), id);
     return id;
 }
 
@@ -194,7 +195,8 @@ static void mixture_keeps_its_shares(void **state) {
             }
         }
         print_message("period %" PRId64 ", worst deviation %.3f samples\n", m.period, worst);
-        assert_true(worst < 1);
+        assert_true(worst <
+                    0.5); /* within one sample is the promise; largest remainders do better */
         if (c < 2) assert_true(m.period == 1000 && worst == 0);
         tr_mixture_fini(&m);
     }
