@@ -1,0 +1,296 @@
+/* attention_forward.h - flash attention, forward (Dao 2023), compiled by attention_<level>.c.
+ * Floor: kernels, internal.
+ *
+ * Threads share (head, block of queries). K (transposed) and V are packed once for a wave of kv
+ * heads; then, for each block of keys: tiles of scores, an online softmax row by row, and the sum
+ * of probabilities times V. Results do not depend on the number of threads. */
+#pragma once
+#include "kernels/cpu/attention_tile.h"
+#include "kernels/cpu/scratch.h"
+
+#include <omp.h>
+
+enum { FBR = 64, FBC = 256 }; /* queries and keys of a block */
+
+typedef struct {
+    const tr_attention *a; /* borrowed */
+    plan plan;
+    int64_t keys, key_blocks;          /* Sk up to whole blocks */
+    int64_t wave;                      /* kv heads packed together */
+    int64_t trans_floats, cols_floats; /* of a kv head */
+    /* state */
+    float *trans, *cols; /* [wave, ...]: K and V */
+    uint8_t *dead, *any; /* [wave, keys], [wave, key_blocks]: rows of V that are not finite */
+    char *threads;       /* work memory of each */
+    int64_t thread_bytes;
+} forward_call;
+
+typedef struct { /* one block of queries of one head */
+    const forward_call *f;
+    int64_t rows;  /* computed, a multiple of MR */
+    int64_t first; /* row 0 as a row of the call */
+    const span *spans;
+    const group *groups;
+    const float *trans, *cols; /* of its kv head */
+    /* work */
+    float *q, *s, *p, *o;    /* rows forms: [Dqk], [FBC], [FBC] (fp32 words: s itself), [Dv] */
+    float *m, *l, *decay;    /* [FBR]: row maximum, row sum, factor of what was summed so far */
+    uint64_t live[FBR / MR]; /* panels of the present key block that a group sees */
+} query_block;
+
+static void query_block_take(query_block *x, const tr_attention *a, memory *at) {
+    x->q = take(at, FBR * up(a->Dqk, NR) / KW, sizeof(float));
+    x->s = take(at, FBR * FBC, sizeof(float));
+    x->p = TR_PAIRS ? take(at, FBR * FBC / KW, sizeof(float)) : x->s;
+    x->o = take(at, FBR * up(a->Dv, NR), sizeof(float));
+    x->m = take(at, 3 * FBR, sizeof(float));
+    x->l = x->m + FBR;
+    x->decay = x->l + FBR;
+}
+
+static void pack_key_block(const forward_call *f, int64_t slot, int64_t index, int64_t block) {
+    int64_t k0 = block * FBC, n = least(FBC, up(f->a->Sk - k0, NR));
+    head k = key_head(f->a, index), v = value_head(f->a, index);
+    uint8_t *dead = f->dead + slot * f->keys, *any = f->any + slot * f->key_blocks + block;
+    pack_trans(&k, k0, n, f->trans + slot * f->trans_floats + k0 * trans_words(k.D));
+    *any = find_dead(&v, k0, n, dead + k0);
+    if (*any) v.dead = dead;
+    /* a panel of cols holds all keys */
+    pack_cols(&v, k0, n, f->keys, f->cols + slot * f->cols_floats + k0 / KW * NR);
+}
+
+/* Plain scores from products: scaled (fp32 words: the queries were) and capped. */
+VEC_FN vec score_of(const tr_attention *a, vec product) {
+    if (TR_PAIRS) product *= a->scale;
+    if (a->soft_cap > 0) product = vec_tanh(product / a->soft_cap) * a->soft_cap;
+    return product;
+}
+
+/* Scores of the keys k0..k0+n-1, -inf where hidden. */
+static void score_tiles(query_block *x, int64_t k0, int64_t n) {
+    const tr_attention *a = x->f->a;
+    int64_t words = parts(a->Dqk, KW), trans = trans_words(a->Dqk);
+    memset(x->live, 0, sizeof x->live);
+    for (int64_t j = k0; j < k0 + n; j += NR)
+        for (int64_t g = 0; g < x->rows / MR; g++) {
+            const group *see = x->groups + g;
+            if (j >= see->some.end || j + NR <= see->some.begin) continue;
+            bool full = j >= see->all.begin && j + NR <= see->all.end;
+            uint32_t bits[MR];
+            if (!full && !tile_bits(&a->mask, x->spans + g * MR, x->first + g * MR, j, bits))
+                continue;
+            x->live[g] |= (uint64_t)1 << (j - k0) / NR;
+            vec c[MR][2];
+            tile_clear(c);
+            multiply_rows(c, 2, 0, words, x->q + g * MR * KP, FBR, x->trans + j * trans);
+            if (TR_PAIRS || a->soft_cap > 0)
+                UNROLL for (int i = 0; i < MR; i++) UNROLL for (int v = 0; v < 2; v++) c[i][v] =
+                    score_of(a, c[i][v]);
+            if (!full)
+                UNROLL for (int i = 0; i < MR; i++) UNROLL for (int v = 0; v < 2; v++) c[i][v] =
+                    vec_by_bits(bits[i] >> v * VEC, c[i][v], vec_set(-INFINITY));
+            tile_store(c, 2, x->s + ((j - k0) / NR * FBR + g * MR) * NR);
+        }
+}
+
+/* Scores of a row become probabilities relative to its new maximum. */
+VEC_FN void softmax_row(query_block *x, int64_t r, uint64_t live) {
+    float *s = x->s + r * NR;
+    int64_t first, last;
+    vec top[2] = {vec_set(-INFINITY), vec_set(-INFINITY)}, sum[2] = {{0}, {0}};
+    for (uint64_t bits = live; next_run(&bits, &first, &last);)
+        for (int64_t j = first; j < last; j++)
+            UNROLL for (int v = 0; v < 2; v++) top[v] =
+                vec_max(top[v], vec_words(s + j * FBR * NR + v * VEC));
+    float old = x->m[r], m = vec_max_lane(vec_max(top[0], top[1]));
+    if (old > m) m = old;
+    vec base = vec_set(m == -INFINITY ? 0 : m);
+    for (uint64_t bits = live; next_run(&bits, &first, &last);)
+        for (int64_t j = first; j < last; j++) {
+            vec p[2];
+            UNROLL for (int v = 0; v < 2; v++) {
+                p[v] = vec_exp_score(vec_words(s + j * FBR * NR + v * VEC) - base);
+                sum[v] += p[v];
+            }
+#if TR_PAIRS
+            vec_keep(x->p + (j * FBR + r) * KP, word_row(p[0], p[1]));
+#else
+            UNROLL for (int v = 0; v < 2; v++) vec_keep(s + j * FBR * NR + v * VEC, p[v]);
+#endif
+        }
+    x->m[r] = m;
+    x->decay[r] = old - base[0]; /* the exponent as yet */
+    x->l[r] = vec_sum_lanes(sum[0] + sum[1]);
+}
+
+static void softmax_rows(query_block *x) {
+    float l[FBR];
+    memcpy(l, x->l, sizeof l);
+    for (int64_t r = 0; r < x->rows; r++) {
+        x->decay[r] = x->l[r] = 0;
+        if (x->live[r / MR]) softmax_row(x, r, x->live[r / MR]);
+    }
+    for (int64_t r = 0; r < FBR; r += VEC) {
+        vec decay = vec_exp_score(vec_words(x->decay + r));
+        vec_keep(x->decay + r, decay);
+        vec_keep(x->l + r, vec_fma(vec_words(l + r), decay, vec_words(x->l + r)));
+    }
+}
+
+VEC_FN void value_tile(const query_block *x, int64_t g, int64_t k0, const float *cols, int nv,
+                       float *o) {
+    const span some = x->groups[g].some;
+    int64_t first, last;
+    vec c[MR][2];
+    tile_load(c, nv, o);
+    UNROLL for (int i = 0; i < MR; i++) UNROLL for (int v = 0; v < nv; v++) c[i][v] *=
+        x->decay[g * MR + i];
+    for (uint64_t bits = x->live[g]; next_run(&bits, &first, &last);) {
+        int64_t begin = most(first * NR, some.begin - k0), end = least(last * NR, some.end - k0);
+        multiply_rows(c, nv, begin / KW, parts(end, KW), x->p + g * MR * KP, FBR, cols);
+    }
+    tile_store(c, nv, o);
+}
+
+/* o = decay o + p V over the keys k0..k0+n-1. */
+static void value_tiles(query_block *x, int64_t k0) {
+    const tr_attention *a = x->f->a;
+    for (int64_t d = 0; d < a->Dv; d += NR) {
+        const float *cols = x->cols + (d / NR * x->f->keys + k0) / KW * NR;
+        for (int64_t g = 0; g < x->rows / MR; g++) {
+            float *o = x->o + (d * FBR + g * MR * NR);
+            if (!x->live[g]) continue;
+            if (panel_vectors(a->Dv, d) == 2)
+                value_tile(x, g, k0, cols, 2, o);
+            else
+                value_tile(x, g, k0, cols, 1, o);
+        }
+    }
+}
+
+/* What value_tiles left out: values that are not finite, for the rows that see them. */
+static void add_dead_values(query_block *x, const head *v, const uint8_t *dead, int64_t k0,
+                            int64_t n) {
+    for (int64_t k = 0; k < n; k++)
+        for (int64_t r = 0; r < x->rows && dead[k0 + k]; r++) {
+            if (!(x->live[r / MR] >> k / NR & 1)) continue;
+            float p = rows_element(x->p, FBR, r, k);
+            if (p != 0) add_row(v, k0 + k, p, x->o + r * NR, FBR);
+        }
+}
+
+/* Writes row r as out[at..] and *lse, or merges it into them. */
+static void finish_row(const query_block *x, int64_t r, int64_t at, float *lse, float sink) {
+    const tr_attention *a = x->f->a;
+    const float *o = x->o + r * NR;
+    float m = x->m[r], l = x->l[r];
+    bool nothing = l == 0;
+    if (nothing && a->merge) return;
+    if (!nothing && sink != -INFINITY) {
+        float top = sink > m ? sink : m;
+        float part = expf(m - top); /* o is relative to m */
+        l = l * part + expf(sink - top);
+        *lse = top + logf(l);
+        unpack_row(a->out_t, a->out, at, a->Dv, o, FBR, part / l, false);
+        return;
+    }
+    float block = m + logf(l), old = *lse;
+    if (!a->merge || old == -INFINITY) {
+        unpack_row(a->out_t, a->out, at, a->Dv, o, FBR, nothing ? 0 : 1 / l, false);
+        *lse = nothing ? -INFINITY : block;
+        return;
+    }
+    float top = old > block ? old : block, merged = top + log1pf(expf(-fabsf(old - block)));
+    float share = expf(block - merged);
+    for (int64_t d = 0; d < a->Dv; d += VEC) {
+        vec was = vec_load_n(a->out_t, a->out, at + d, a->Dv - d);
+        vec is = vec_words(o + d / NR * FBR * NR + d % NR) * (1 / l);
+        vec_store_n(a->out_t, a->out, at + d, a->Dv - d, was - (was - is) * share);
+    }
+    *lse = merged;
+}
+
+static void forward_block(const forward_call *f, query_block *x, int64_t slot, int64_t b, int64_t h,
+                          int64_t block) {
+    const tr_attention *a = f->a;
+    int64_t index = b * a->Hkv + h / (a->Hq / a->Hkv), q0 = block * FBR;
+    int64_t planned = (f->plan.batches > 1 ? b : 0) * f->plan.blocks + block;
+    int64_t rows = least(FBR, a->Sq - q0);
+    span whole = f->plan.whole[planned];
+    head q = query_head(a, b, h), v = value_head(a, index);
+    x->f = f;
+    x->rows = up(rows, MR);
+    x->first = q0;
+    x->spans = f->plan.rows + planned * FBR;
+    x->groups = f->plan.groups + planned * FBR / MR;
+    x->trans = f->trans + slot * f->trans_floats;
+    x->cols = f->cols + slot * f->cols_floats;
+    pack_rows(&q, q0, x->rows, FBR, x->q);
+    memset(x->o, 0, sizeof(float) * FBR * (size_t)up(a->Dv, NR));
+    for (int64_t r = 0; r < FBR; r++) x->m[r] = -INFINITY, x->l[r] = x->decay[r] = 0;
+    for (int64_t k0 = whole.begin / FBC * FBC; k0 < whole.end; k0 += FBC) {
+        int64_t n = least(FBC, whole.end - k0);
+        score_tiles(x, k0, n);
+        softmax_rows(x);
+        value_tiles(x, k0);
+        if (f->any[slot * f->key_blocks + k0 / FBC])
+            add_dead_values(x, &v, f->dead + slot * f->keys, k0, n);
+    }
+    for (int64_t r = 0; r < rows; r++)
+        finish_row(x, r, b * a->out_batch + (q0 + r) * a->out_row + h * a->Dv,
+                   a->lse + b * a->lse_batch + h * a->lse_head + q0 + r,
+                   a->sink ? a->sink[h] : -INFINITY);
+}
+
+/* Lays the call's memory out from *at; counts when that is NULL. */
+static void forward_take(forward_call *f, int64_t threads, memory *at) {
+    query_block x;
+    memory one = {0};
+    plan_take(&f->plan, at);
+    f->trans = take(at, f->wave * f->trans_floats, sizeof(float));
+    f->cols = take(at, f->wave * f->cols_floats, sizeof(float));
+    f->dead = take(at, f->wave * f->keys, 1);
+    f->any = take(at, f->wave * f->key_blocks, 1);
+    query_block_take(&x, f->a, &one);
+    f->thread_bytes = one.used;
+    f->threads = take(at, threads * one.used, 1);
+}
+
+void TR_LEVEL(tr_attention_forward)(tr_stream *s, const tr_attention *a) {
+    (void)s;
+    int64_t heads = a->B * a->Hkv, group_heads = a->Hkv > 0 ? a->Hq / a->Hkv : 0;
+    if (heads * group_heads * a->Sq == 0) return;
+    int64_t threads = omp_get_max_threads(), key_blocks = parts(a->Sk, FBC);
+    forward_call f = {.a = a, .plan = plan_make(a, FBR)};
+    f.key_blocks = key_blocks, f.keys = key_blocks * FBC;
+    f.trans_floats = f.keys * trans_words(a->Dqk);
+    f.cols_floats = f.keys / KW * up(a->Dv, NR);
+    f.wave = wave_heads(heads, (f.trans_floats + f.cols_floats) * (int64_t)sizeof(float), threads);
+    memory at = {0};
+    forward_take(&f, threads, &at);
+    at = (memory){tr_scratch((size_t)at.used), 0};
+    forward_take(&f, threads, &at);
+#pragma omp parallel if (heads * group_heads * f.plan.blocks > 1)
+    {
+        query_block x;
+        memory work = {f.threads + omp_get_thread_num() * f.thread_bytes, 0};
+        query_block_take(&x, a, &work);
+#pragma omp for
+        for (int64_t i = 0; i < f.plan.batches * f.plan.blocks; i++)
+            plan_block(&f.plan, i / f.plan.blocks, i % f.plan.blocks);
+        for (int64_t base = 0; base < heads; base += f.wave) {
+            int64_t n = least(f.wave, heads - base), tasks = n * group_heads * f.plan.blocks;
+#pragma omp for schedule(dynamic, 1)
+            for (int64_t i = 0; i < n * key_blocks; i++)
+                pack_key_block(&f, i / key_blocks, base + i / key_blocks, i % key_blocks);
+#pragma omp for schedule(dynamic, 1)
+            for (int64_t i = 0; i < tasks; i++) {
+                /* the longest rows of a causal mask first */
+                int64_t block = f.plan.blocks - 1 - i % f.plan.blocks, q = i / f.plan.blocks;
+                int64_t slot = q / group_heads, index = base + slot;
+                forward_block(&f, &x, slot, index / a->Hkv,
+                              index % a->Hkv * group_heads + q % group_heads, block);
+            }
+        }
+    }
+}
