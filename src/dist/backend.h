@@ -5,7 +5,7 @@
  * it without waiting; who waits, and drives everything else in flight meanwhile, is comm.c. So a
  * backend for device memory (its `begin` enqueues on work.stream, its `advance` asks an event)
  * stands beside these two and no caller changes:
- *     shared  reduce_scatter, all_gather and barrier through memory that all ranks map
+ *     shared  barriers and reductions of fp32 through memory that all ranks map
  *     mpi     everything */
 #pragma once
 #include "dist/blocks.h"
@@ -62,18 +62,24 @@ struct tr_request {
     int tag;
     /* shared */
     tr_request *queued_after;
-    struct tr_memory *memory; /* what the buffer lies in */
-    int64_t sequence;
-    bool worked; /* this rank has read what it needs of its peers' memory */
+    struct tr_memory *memory; /* what the buffer lies in; NULL: private, or none */
+    int64_t sequence, pieces; /* of its first piece, and how many */
+    int64_t announced, worked;
 };
 
 /* What one rank shows to its peers: two counters and signatures of its latest operations. */
 enum { TR_SHARED_NOTES = 64 };
 typedef struct {
-    _Alignas(64) _Atomic int64_t begun; /* sequence of the last operation begun */
-    _Alignas(64) _Atomic int64_t done;  /* sequence of the last operation that has read its fill */
+    _Alignas(64) _Atomic int64_t begun; /* last sequence whose input may be read */
+    _Alignas(64) _Atomic int64_t done;  /* last sequence it is through with */
     _Alignas(64) _Atomic uint64_t note[TR_SHARED_NOTES];
 } tr_shared_line;
+
+/* Behind a rank's line: slots through which private memory is summed, two so that one is filled
+ * while the other is read; small enough for the second cache. */
+enum { TR_STAGING_OFFSET = 4096, TR_STAGING_SLOTS = 2, TR_STAGING_ELEMS = 1 << 16 };
+static const int64_t TR_LINE_BYTES =
+    TR_STAGING_OFFSET + TR_STAGING_SLOTS * TR_STAGING_ELEMS * (int64_t)sizeof(float);
 
 /* One tr_comm_alloc. */
 typedef struct tr_memory {
@@ -99,9 +105,12 @@ struct tr_comm {
     int64_t in_flight;
     /* shared: NULL lines unless all ranks map each other's memory */
     tr_memory *lines_memory;
-    tr_shared_line **lines; /* [size] */
-    int64_t shared_begun;
-    tr_request *queue_first, *queue_last; /* begun and not worked */
+    tr_shared_line **lines;               /* [size] */
+    int64_t shared_begun;                 /* the last sequence given */
+    tr_request *queue_first, *queue_last; /* begun and not worked through */
+    tr_request *announcing;               /* the first of them with a piece to announce */
+    int64_t slots_filled, slots_summed;   /* staged pieces so far */
+    int64_t slot_holds[TR_STAGING_SLOTS]; /* the sequence whose piece is in it */
 };
 
 /* comm.c */
@@ -117,9 +126,10 @@ void tr_memory_destroy(tr_comm *comm, tr_memory *memory);
 /* Local. The allocation [pointer, pointer + bytes) lies in, or NULL. */
 tr_memory *tr_memory_find(tr_comm *comm, const void *pointer, int64_t bytes);
 
-/* sum.c. out[i] = in[0][i] + in[1][i] + ... in that order, in fp32, by all OpenMP threads. out may
- * be one of in. */
-void tr_sum_in_order(float *out, const float *const *in, int count, int64_t n);
+/* sum.c, by all OpenMP threads. For every k: out[k][i] = in[0][i] + in[1][i] + ... in that order,
+ * in fp32; count >= 2. out[0] is this rank's, the others are stored past the caches. Outputs may be
+ * inputs. */
+void tr_sum_in_order(float *const *out, int outs, const float *const *in, int count, int64_t n);
 void tr_copy_threaded(void *out, const void *in, int64_t bytes);
 
 /* abort.c. Ends the job unless `code` is MPI_SUCCESS. */

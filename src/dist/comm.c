@@ -55,7 +55,7 @@ static tr_comm *wrap(MPI_Comm mpi, tr_runtime *runtime) {
     TR_MPI(MPI_Comm_size(node, &comm->node_size));
     TR_MPI(MPI_Comm_free(&node));
 
-    if (comm->size > 1) comm->lines_memory = tr_memory_create(comm, sizeof(tr_shared_line));
+    if (comm->size > 1) comm->lines_memory = tr_memory_create(comm, TR_LINE_BYTES);
     if (comm->lines_memory && comm->lines_memory->peer) {
         comm->lines = malloc((size_t)comm->size * sizeof *comm->lines);
         if (!comm->lines) tr_abort("no memory for a communicator");
@@ -227,7 +227,7 @@ tr_request *tr_barrier_begin(tr_comm *comm) {
 
 tr_request *tr_broadcast_begin(tr_comm *comm, tr_stream *stream, int root, void *buffer,
                                int64_t bytes) {
-    if (comm->size == 1) return NULL;
+    if (comm->size == 1 || bytes == 0) return NULL;
     return begin(comm, &(tr_work){.kind = TR_WORK_BROADCAST,
                                   .stream = stream,
                                   .peer = root,
@@ -240,7 +240,7 @@ tr_request *tr_all_reduce_begin(tr_comm *comm, tr_stream *stream, tr_op op, tr_d
                                 void *buffer, int64_t n) {
     if (t != TR_F32 && t != TR_F64 && t != TR_I32 && t != TR_I64)
         tr_abort("all_reduce: element type %d; it must be F32, F64, I32 or I64", (int)t);
-    if (comm->size == 1) return NULL;
+    if (comm->size == 1 || n == 0) return NULL;
     return begin(comm, &(tr_work){.kind = TR_WORK_ALL_REDUCE,
                                   .stream = stream,
                                   .op = op,

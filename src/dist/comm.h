@@ -11,9 +11,11 @@
  * allocated inside a step. A failed MPI call ends the job through tr_abort (a broken peer cannot be
  * repaired); only tr_agree returns errors.
  *
- * Inside one node, buffers from tr_comm_alloc live in a window that all ranks of the communicator
- * share: reduce_scatter and all_gather on them read the peers' memory directly and add in rank
- * order (so results are repeatable); other buffers and other nodes go through MPI. */
+ * Inside one node, buffers from tr_comm_alloc lie in memory that all ranks of the communicator map:
+ * reduce_scatter, all_gather and fp32 all_reduce on them work on the peers' memory directly. These,
+ * and fp32 all_reduce of any buffer inside one node, add in rank order. Other buffers and other
+ * nodes go through MPI. Either way results repeat bitwise, and all_reduce is the same on all ranks.
+ */
 #pragma once
 #include "base/dtype.h"
 #include "base/status.h"

@@ -45,7 +45,8 @@ static void unmap_file(char *memory, int64_t bytes) {
     if (memory) munmap(memory - HEAD_BYTES, (size_t)(HEAD_BYTES + bytes));
 }
 
-/* This rank's file, mapped, zeroed (which also places its pages near this rank). NULL: failed. */
+/* This rank's file, mapped. Its pages are zero, and are placed near whoever writes them first, its
+ * rank. NULL: failed. */
 static char *create_file(file_card *card) {
     card->key = fresh_key();
     card->pid = getpid();
@@ -55,7 +56,6 @@ static char *create_file(file_card *card) {
     if (!own) return NULL;
     memcpy(own - HEAD_BYTES, &card->key, sizeof card->key);
     madvise(own, (size_t)card->bytes, MADV_HUGEPAGE); /* a hint: some kernels decline */
-    memset(own, 0, (size_t)card->bytes);
     return own;
 }
 

@@ -222,7 +222,8 @@ static bool advance_reduce_scatter(tr_request *request) {
         if (!arrived) return false;
         int64_t first = request->pieces_added % plan.pieces * plan.piece;
         const float *in[2] = {own + first, request->staging + lane * plan.piece};
-        tr_sum_in_order(own + first, in, 2, min64(plan.piece, plan.n - first));
+        float *out = own + first;
+        tr_sum_in_order(&out, 1, in, 2, min64(plan.piece, plan.n - first));
         request->pieces_added++;
         if (request->pieces_posted < plan.total) post_piece(request, &plan);
     }

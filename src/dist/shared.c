@@ -1,15 +1,22 @@
 /* shared.c - collectives of ranks that map each other's memory. Floor: dist.
  *
- * Every rank shows two counters: `begun`, raised when it begins an operation, and `done`, raised
- * when it has read all it needs of its peers' buffers. An operation of sequence s on one rank goes
- *     begun(peers) >= s    the peers' buffers hold their input: read them, then done = s
- *     done(peers) >= s     nobody reads this rank's buffer any more: complete
+ * Every rank shows two counters: `begun`, raised when its input to an operation may be read, and
+ * `done`, raised when it has read all it needs of its peers' memory and written its part. An
+ * operation is one piece, or several, each with a sequence number s:
+ *     announce      begun = s
+ *     work          once begun(peers) >= s: read the peers, then done = s
+ *     complete      once done(peers) >= s: nobody touches this rank's buffer any more
+ * Buffers from tr_comm_alloc are worked where they lie, in one piece. An all_reduce of private
+ * memory goes piece by piece through two staging slots beside the counters: announcing copies a
+ * piece in, working sums all ranks' slots straight into the buffer, and a slot is free once all
+ * peers have done the piece it held.
  * Invariants:
- * 1. All ranks begin the same operations in the same order, so sequences agree.
- * 2. Each rank works its operations in that order, whichever tr_end or tr_test drives them, so the
- *    counters only grow and `done >= s` covers everything before s.
- * 3. Rank r writes block r of its buffer only (reduce_scatter), or all but block r (all_gather);
- *    peers read exactly what it does not write.
+ * 1. All ranks begin the same operations in the same order, so sequences and slots agree.
+ * 2. Each rank announces and works pieces in that order, whichever tr_end or tr_test drives them,
+ *    so the counters only grow and `done >= s` covers everything before s.
+ * 3. Ranks at work on one piece write and read disjoint memory: rank r reads block r of all buffers
+ *    and writes it in its own (reduce_scatter) or in all (all_reduce); or it reads block k of
+ *    buffer k and writes block k != r of its own (all_gather).
  * Signatures of the operations are compared, so ranks that disagree stop instead of mixing data. */
 #include "dist/backend.h"
 
@@ -17,49 +24,39 @@
 
 #include <string.h>
 
-enum { MAX_SUMMANDS_ON_STACK = 256 };
+enum { MOST_RANKS = 256 }; /* whose pointers are kept on the stack */
 
-static int64_t block_bytes(const tr_work *work) {
-    return work->n * (int64_t)tr_dtype_bytes(work->dtype);
+static int64_t buffer_bytes(const tr_comm *comm, const tr_work *work) {
+    int64_t blocks = work->kind == TR_WORK_ALL_REDUCE ? 1 : comm->size;
+    return blocks * work->n * (int64_t)tr_dtype_bytes(work->dtype);
+}
+
+static tr_memory *find_shared(tr_comm *comm, const tr_work *work) {
+    tr_memory *memory = tr_memory_find(comm, work->buffer, buffer_bytes(comm, work));
+    return memory && memory->peer ? memory : NULL;
 }
 
 static bool serves(tr_comm *comm, const tr_work *work) {
-    if (!comm->lines || !tr_comm_get_switches()->shared) return false;
-    if (work->kind == TR_WORK_BARRIER) return true;
-    if (work->kind != TR_WORK_REDUCE_SCATTER && work->kind != TR_WORK_ALL_GATHER) return false;
-    if (comm->size > MAX_SUMMANDS_ON_STACK) return false;
-    tr_memory *memory = tr_memory_find(comm, work->buffer, comm->size * block_bytes(work));
-    return memory && memory->peer;
-}
-
-/* The sequence's low half above a hash of what must be equal on all ranks. */
-static uint64_t signature(const tr_request *request) {
-    const tr_work *work = &request->work;
-    uint64_t what = (uint64_t)work->kind;
-    if (work->kind != TR_WORK_BARRIER) {
-        uint64_t offset = (uint64_t)((char *)work->buffer - request->memory->own);
-        what = tr_mix64(tr_mix64(tr_mix64(what) + offset) + (uint64_t)block_bytes(work));
+    if (!comm->lines || !tr_comm_get_switches()->shared || comm->size > MOST_RANKS) return false;
+    switch (work->kind) {
+    case TR_WORK_BARRIER:
+        return true;
+    case TR_WORK_ALL_REDUCE:
+        return work->dtype == TR_F32 && work->op == TR_SUM;
+    case TR_WORK_REDUCE_SCATTER:
+    case TR_WORK_ALL_GATHER:
+        return find_shared(comm, work) != NULL;
+    default:
+        return false;
     }
-    return (uint64_t)request->sequence << 32 | (what & UINT32_MAX);
 }
 
-static void begin(tr_request *request) {
-    tr_comm *comm = request->comm;
-    tr_shared_line *line = comm->lines[comm->rank];
-    if (request->work.kind != TR_WORK_BARRIER)
-        request->memory =
-            tr_memory_find(comm, request->work.buffer, comm->size * block_bytes(&request->work));
-    request->sequence = ++comm->shared_begun;
-    request->worked = false;
-    request->queued_after = NULL;
-    if (comm->queue_last)
-        comm->queue_last->queued_after = request;
-    else
-        comm->queue_first = request;
-    comm->queue_last = request;
-    atomic_store_explicit(&line->note[request->sequence % TR_SHARED_NOTES], signature(request),
-                          memory_order_relaxed);
-    atomic_store_explicit(&line->begun, request->sequence, memory_order_release);
+static bool is_staged(const tr_request *request) {
+    return request->work.kind == TR_WORK_ALL_REDUCE && !request->memory;
+}
+
+static int64_t offset_of(const tr_request *request) {
+    return (char *)request->work.buffer - request->memory->own;
 }
 
 static bool peers_begun(const tr_comm *comm, int64_t sequence) {
@@ -76,13 +73,25 @@ static bool peers_done(const tr_comm *comm, int64_t sequence) {
     return true;
 }
 
-/* A note more than TR_SHARED_NOTES operations old has been overwritten and is not checked. */
-static void check_signatures(const tr_request *request) {
+/* The low half of the sequence above a hash of what must be equal on all ranks. */
+static uint64_t signature(const tr_request *request, int64_t sequence) {
+    const tr_work *work = &request->work;
+    uint64_t what = tr_mix64((uint64_t)work->kind + 1);
+    if (work->kind != TR_WORK_BARRIER) {
+        uint64_t place = request->memory ? (uint64_t)offset_of(request) : UINT64_MAX;
+        uint64_t bytes = (uint64_t)work->n * tr_dtype_bytes(work->dtype);
+        what = tr_mix64(tr_mix64(what + place) + bytes);
+    }
+    return (uint64_t)sequence << 32 | (what & UINT32_MAX);
+}
+
+/* A note more than TR_SHARED_NOTES pieces old has been overwritten and is not checked. */
+static void check_signatures(const tr_request *request, int64_t sequence) {
     const tr_comm *comm = request->comm;
-    uint64_t own = signature(request);
+    uint64_t own = signature(request, sequence);
     for (int k = 0; k < comm->size; k++) {
-        uint64_t theirs = atomic_load_explicit(
-            &comm->lines[k]->note[request->sequence % TR_SHARED_NOTES], memory_order_relaxed);
+        uint64_t theirs = atomic_load_explicit(&comm->lines[k]->note[sequence % TR_SHARED_NOTES],
+                                               memory_order_relaxed);
         if (own >> 32 == theirs >> 32 && own != theirs)
             tr_abort("ranks %d and %d of a communicator began different operations (kind, offset "
                      "in tr_comm_alloc's memory or count)",
@@ -90,47 +99,132 @@ static void check_signatures(const tr_request *request) {
     }
 }
 
-static void reduce_scatter(tr_request *request) {
-    const tr_comm *comm = request->comm;
-    int64_t bytes = block_bytes(&request->work);
-    int64_t offset = (char *)request->work.buffer - request->memory->own + comm->rank * bytes;
-    const float *in[MAX_SUMMANDS_ON_STACK];
-    for (int k = 0; k < comm->size; k++)
-        in[k] = (const float *)(const void *)(request->memory->peer[k] + offset);
-    tr_sum_in_order((float *)(void *)(request->memory->own + offset), in, comm->size,
-                    request->work.n);
+static float *staging_slot(const tr_comm *comm, int rank, int64_t uses) {
+    char *first = comm->lines_memory->peer[rank] + TR_STAGING_OFFSET;
+    return (float *)(void *)first + uses % TR_STAGING_SLOTS * TR_STAGING_ELEMS;
 }
 
-static void all_gather(tr_request *request) {
+/* Piece `index` of a staged all_reduce. */
+static tr_range staged_piece(const tr_request *request, int64_t index) {
+    int64_t first = index * TR_STAGING_ELEMS, left = request->work.n - first;
+    return (tr_range){first, left < TR_STAGING_ELEMS ? left : TR_STAGING_ELEMS};
+}
+
+/* Announces one piece of the first operation that has one; false if there is none or its slot is
+ * still being read. */
+static bool announce_one(tr_comm *comm) {
+    tr_request *request = comm->announcing;
+    if (!request) return false;
+    int64_t sequence = request->sequence + request->announced;
+    if (is_staged(request)) {
+        int64_t *held = &comm->slot_holds[comm->slots_filled % TR_STAGING_SLOTS];
+        if (!peers_done(comm, *held)) return false;
+        *held = sequence;
+        tr_range piece = staged_piece(request, request->announced);
+        memcpy(staging_slot(comm, comm->rank, comm->slots_filled++),
+               (const float *)request->work.buffer + piece.first,
+               (size_t)piece.count * sizeof(float));
+    }
+    tr_shared_line *line = comm->lines[comm->rank];
+    atomic_store_explicit(&line->note[sequence % TR_SHARED_NOTES], signature(request, sequence),
+                          memory_order_relaxed);
+    atomic_store_explicit(&line->begun, sequence, memory_order_release);
+    if (++request->announced == request->pieces) comm->announcing = request->queued_after;
+    return true;
+}
+
+static void sum_staged(tr_request *request) {
+    tr_comm *comm = request->comm;
+    tr_range piece = staged_piece(request, request->worked);
+    const float *in[MOST_RANKS];
+    for (int k = 0; k < comm->size; k++) in[k] = staging_slot(comm, k, comm->slots_summed);
+    comm->slots_summed++;
+    float *out = (float *)request->work.buffer + piece.first;
+    tr_sum_in_order(&out, 1, in, comm->size, piece.count);
+}
+
+/* Sums elements [first, first + n) of all buffers into this rank's, or into everybody's. */
+static void sum_in_place(const tr_request *request, int64_t first, int64_t n, bool everywhere) {
     const tr_comm *comm = request->comm;
-    int64_t bytes = block_bytes(&request->work);
-    int64_t offset = (char *)request->work.buffer - request->memory->own;
+    int64_t at = offset_of(request) + first * (int64_t)sizeof(float);
+    const float *in[MOST_RANKS];
+    float *out[MOST_RANKS];
+    for (int k = 0; k < comm->size; k++) {
+        in[k] = (const float *)(const void *)(request->memory->peer[k] + at);
+        int own_first = (comm->rank + k) % comm->size;
+        out[k] = (float *)(void *)(request->memory->peer[own_first] + at);
+    }
+    tr_sum_in_order(out, everywhere ? comm->size : 1, in, comm->size, n);
+}
+
+static void all_gather(const tr_request *request) {
+    const tr_comm *comm = request->comm;
+    int64_t bytes = request->work.n * (int64_t)tr_dtype_bytes(request->work.dtype);
     for (int step = 1; step < comm->size; step++) {
         int k = (comm->rank + step) % comm->size;
-        int64_t block = offset + k * bytes;
-        tr_copy_threaded(request->memory->own + block, request->memory->peer[k] + block, bytes);
+        int64_t at = offset_of(request) + k * bytes;
+        tr_copy_threaded(request->memory->own + at, request->memory->peer[k] + at, bytes);
     }
 }
 
-/* Works every operation of the communicator that can be worked, in order (invariant 2). */
-static void work_queue(tr_comm *comm) {
-    while (comm->queue_first && peers_begun(comm, comm->queue_first->sequence)) {
-        tr_request *request = comm->queue_first;
-        check_signatures(request);
-        if (request->work.kind == TR_WORK_REDUCE_SCATTER) reduce_scatter(request);
-        if (request->work.kind == TR_WORK_ALL_GATHER) all_gather(request);
-        request->worked = true;
+static void work_piece(tr_request *request) {
+    const tr_comm *comm = request->comm;
+    int64_t n = request->work.n;
+    if (is_staged(request)) {
+        sum_staged(request);
+    } else if (request->work.kind == TR_WORK_ALL_REDUCE) {
+        tr_range block = tr_block_of(n, comm->size, comm->rank);
+        sum_in_place(request, block.first, block.count, true);
+    } else if (request->work.kind == TR_WORK_REDUCE_SCATTER) {
+        sum_in_place(request, comm->rank * n, n, false);
+    } else if (request->work.kind == TR_WORK_ALL_GATHER) {
+        all_gather(request);
+    }
+}
+
+/* Works one piece of the oldest operation, if all ranks have announced it. */
+static bool work_one(tr_comm *comm) {
+    tr_request *request = comm->queue_first;
+    if (!request || request->worked == request->announced) return false;
+    int64_t sequence = request->sequence + request->worked;
+    if (!peers_begun(comm, sequence)) return false;
+    check_signatures(request, sequence);
+    work_piece(request);
+    atomic_store_explicit(&comm->lines[comm->rank]->done, sequence, memory_order_release);
+    if (++request->worked == request->pieces) {
         comm->queue_first = request->queued_after;
         if (!comm->queue_first) comm->queue_last = NULL;
-        atomic_store_explicit(&comm->lines[comm->rank]->done, request->sequence,
-                              memory_order_release);
+    }
+    return true;
+}
+
+static void begin(tr_request *request) {
+    tr_comm *comm = request->comm;
+    request->memory =
+        request->work.kind == TR_WORK_BARRIER ? NULL : find_shared(comm, &request->work);
+    request->pieces = is_staged(request) ? tr_ceil_div(request->work.n, TR_STAGING_ELEMS) : 1;
+    request->sequence = comm->shared_begun + 1;
+    comm->shared_begun += request->pieces;
+    request->announced = request->worked = 0;
+    request->queued_after = NULL;
+    if (comm->queue_last)
+        comm->queue_last->queued_after = request;
+    else
+        comm->queue_first = request;
+    comm->queue_last = request;
+    if (!comm->announcing) comm->announcing = request;
+    while (announce_one(comm)) {
     }
 }
 
 static bool advance(tr_request *request) {
-    if (!request->worked) work_queue(request->comm);
-    if (!request->worked) return false;
-    return request->work.kind == TR_WORK_BARRIER || peers_done(request->comm, request->sequence);
+    tr_comm *comm = request->comm;
+    while (request->worked < request->pieces) {
+        bool announced = announce_one(comm), worked = work_one(comm);
+        if (!announced && !worked) return false;
+    }
+    /* A barrier owns no memory, and a private buffer is nobody else's. */
+    return !request->memory || peers_done(comm, request->sequence);
 }
 
 const tr_backend tr_backend_shared = {
