@@ -26,6 +26,6 @@ void *tr_data_grow(void *table, int64_t count, int64_t *capacity_p, uint64_t ele
 }
 
 char *tr_data_copy_text(const char *text) {
-    char *copy = tr_data_alloc((int64_t)strlen(text) + 1, 1);
-    return strcpy(copy, text);
+    size_t bytes = strlen(text) + 1;
+    return memcpy(tr_data_alloc((int64_t)bytes, 1), text, bytes);
 }

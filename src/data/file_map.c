@@ -41,10 +41,10 @@ tr_status tr_file_map_open(const char *path, tr_file_map *map_p) {
 }
 
 void tr_file_map_expect_jumps(const tr_file_map *map) {
-    if (map->bytes) madvise((void *)(uintptr_t)map->bytes, (size_t)map->size, MADV_RANDOM);
+    if (map->bytes) madvise((void *)map->bytes, (size_t)map->size, MADV_RANDOM);
 }
 
 void tr_file_map_close(tr_file_map *map) {
-    if (map->bytes) munmap((void *)(uintptr_t)map->bytes, (size_t)map->size);
+    if (map->bytes) munmap((void *)map->bytes, (size_t)map->size);
     *map = (tr_file_map){0};
 }

@@ -25,9 +25,9 @@ void tr_print_count(int64_t n, char *text) {
 void tr_print_path(const char *path, char *text) {
     size_t n = strlen(path);
     if (n <= TR_PATH_COLUMNS)
-        strcpy(text, path);
+        memcpy(text, path, n + 1);
     else
-        sprintf(text, "...%s", path + n - (TR_PATH_COLUMNS - 3));
+        snprintf(text, TR_PATH_COLUMNS + 1, "...%s", path + n - (TR_PATH_COLUMNS - 3));
 }
 
 /* Smallest and largest token id of a file with one token at least. */

@@ -68,10 +68,9 @@ static bool has_ending(const char *path, const char *ending) {
 }
 
 char *tr_tokens_index_path(const char *path) {
-    size_t stem = strlen(path) - (has_ending(path, ".bin") ? 4 : 0);
-    char *index = tr_data_alloc((int64_t)stem + 5, 1);
-    memcpy(index, path, stem);
-    strcpy(index + stem, ".idx");
+    int stem = (int)strlen(path) - (has_ending(path, ".bin") ? 4 : 0);
+    char *index = tr_data_alloc(stem + 5, 1);
+    snprintf(index, (size_t)stem + 5, "%.*s.idx", stem, path);
     return index;
 }
 
