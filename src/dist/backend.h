@@ -101,6 +101,7 @@ struct tr_comm {
     MPI_Comm internal;      /* messages of collectives */
     int64_t internal_begun; /* collectives begun on `internal`: gives their tags */
     tr_memory *memories;
+    bool map_failed; /* peers' memory cannot be mapped: do not try again */
     tr_request *pool;
     int64_t in_flight;
     /* shared: NULL lines unless all ranks map each other's memory */

@@ -55,7 +55,8 @@ static tr_comm *wrap(MPI_Comm mpi, tr_runtime *runtime) {
     TR_MPI(MPI_Comm_size(node, &comm->node_size));
     TR_MPI(MPI_Comm_free(&node));
 
-    if (comm->size > 1) comm->lines_memory = tr_memory_create(comm, TR_LINE_BYTES);
+    if (comm->size > 1 && comm->node_size == comm->size)
+        comm->lines_memory = tr_memory_create(comm, TR_LINE_BYTES);
     if (comm->lines_memory && comm->lines_memory->peer) {
         comm->lines = malloc((size_t)comm->size * sizeof *comm->lines);
         if (!comm->lines) tr_abort("no memory for a communicator");

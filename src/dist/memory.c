@@ -65,14 +65,24 @@ static char *open_peer(const file_card *card) {
     int fd = open(path, O_RDWR | O_CLOEXEC);
     if (fd < 0) return NULL;
     char *peer = NULL;
+    errno = EXDEV; /* another process's file, unless size and key say otherwise */
     if (lseek(fd, 0, SEEK_END) == HEAD_BYTES + card->bytes) peer = map_file(fd, card->bytes);
+    int reason = errno;
     close(fd);
+    errno = reason;
     if (peer && memcmp(peer - HEAD_BYTES, &card->key, sizeof card->key) != 0) {
         unmap_file(peer, card->bytes);
         peer = NULL;
         errno = EXDEV;
     }
     return peer;
+}
+
+static void unmap_shared(tr_comm *comm, tr_memory *memory) {
+    for (int k = 0; k < comm->size; k++) unmap_file(memory->peer[k], memory->bytes);
+    free(memory->peer);
+    memory->peer = NULL;
+    memory->own = NULL;
 }
 
 /* Collective. Fills memory->own and ->peer on all ranks, or on none and returns false. */
@@ -83,29 +93,24 @@ static bool create_shared(tr_comm *comm, tr_memory *memory) {
     file_card *mine = &cards[comm->rank];
     mine->bytes = memory->bytes;
     memory->own = create_file(mine);
-    int32_t mapped = memory->own != NULL;
+    int32_t failure = memory->own ? 0 : errno;
     tr_end(tr_all_gather_begin(comm, NULL, TR_U8, cards, sizeof *cards));
-    for (int k = 0; k < comm->size && mapped; k++) {
-        memory->peer[k] = k == comm->rank ? memory->own : open_peer(&cards[k]);
-        mapped = memory->peer[k] != NULL;
+    memory->peer[comm->rank] = memory->own;
+    for (int k = 0; k < comm->size && failure == 0; k++) {
+        if (k != comm->rank) memory->peer[k] = open_peer(&cards[k]);
+        if (!memory->peer[k]) failure = errno;
     }
-    int reason = errno;
     /* Also keeps every file open until all have mapped it. */
-    tr_end(tr_all_reduce_begin(comm, NULL, TR_MIN, TR_I32, &mapped, 1));
+    tr_end(tr_all_reduce_begin(comm, NULL, TR_MAX, TR_I32, &failure, 1));
     if (mine->fd >= 0) close((int)mine->fd);
-    if (!mapped) {
-        for (int k = 0; k < comm->size; k++)
-            if (k != comm->rank) unmap_file(memory->peer[k], memory->bytes);
-        unmap_file(memory->own, memory->bytes);
-        free(memory->peer);
-        memory->peer = NULL;
-        memory->own = NULL;
-        tr_warn("ranks on one node cannot map each other's memory (%s); their reductions go "
-                "through MPI, which is several times slower",
-                strerror(reason));
-    }
     free(cards);
-    return mapped;
+    if (failure == 0) return true;
+    unmap_shared(comm, memory);
+    tr_warn(
+        "ranks of one node cannot map each other's memory (%s): they reduce through MPI, several "
+        "times slower; start them in one container, as one user",
+        strerror(failure));
+    return false;
 }
 
 tr_memory *tr_memory_create(tr_comm *comm, int64_t bytes) {
@@ -117,8 +122,10 @@ tr_memory *tr_memory_create(tr_comm *comm, int64_t bytes) {
     tr_memory *memory = calloc(1, sizeof *memory);
     if (!memory) tr_abort("no memory");
     memory->bytes = bytes > 0 ? tr_round_up(bytes, 4096) : 4096;
-    bool one_node = comm->size > 1 && comm->node_size == comm->size;
-    if (!(one_node && tr_comm_get_switches()->shared && create_shared(comm, memory))) {
+    bool shared = comm->size > 1 && comm->node_size == comm->size &&
+                  tr_comm_get_switches()->shared && !comm->map_failed;
+    if (!shared || !create_shared(comm, memory)) {
+        comm->map_failed |= shared; /* once is enough */
         const tr_allocator *host = tr_host_allocator();
         memory->own = host->alloc(host->self, (size_t)memory->bytes);
         if (!memory->own) tr_abort("no memory: %lld bytes", (long long)bytes);
@@ -134,8 +141,7 @@ void tr_memory_destroy(tr_comm *comm, tr_memory *memory) {
     while (*link != memory) link = &(*link)->next;
     *link = memory->next;
     if (memory->peer) {
-        for (int k = 0; k < comm->size; k++) unmap_file(memory->peer[k], memory->bytes);
-        free(memory->peer);
+        unmap_shared(comm, memory);
     } else {
         const tr_allocator *host = tr_host_allocator();
         host->free(host->self, memory->own, (size_t)memory->bytes);

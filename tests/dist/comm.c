@@ -1,6 +1,7 @@
 /* Properties of every operation of comm.h, on 1 to 8 ranks, with odd sizes, zeros and counts that
  * depend on the rank; once as it comes, once without shared memory, once in pieces of 1000 and once
- * with synchronous sends. `comm bench` prints speeds instead. */
+ * with synchronous sends. `test_comm bench` prints speeds instead; `mismatch` and `bad_peer` end
+ * the job as tr_abort does. */
 #include "dist/backend.h"
 #include "tests/dist/mpi_check.h"
 #include "tests/dist/mpi_counts.h"
@@ -8,6 +9,7 @@
 #include "base/rng.h"
 
 #include <math.h>
+#include <omp.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -485,6 +487,37 @@ static void transfers_are_cut(tr_comm *world) {
     free(floats);
 }
 
+/* Property: once a step has been seen, its repetition takes its requests from the pool. */
+static int64_t pooled(const tr_comm *comm) {
+    int64_t requests = 0;
+    for (const tr_request *request = comm->pool; request; request = request->next) requests++;
+    return requests;
+}
+
+static void requests_are_reused(tr_comm *world) {
+    int64_t after_first = 0;
+    for (int round = 0; round < 3; round++) {
+        collectives_overlap(world);
+        all_to_all(world);
+        if (round == 0) after_first = pooled(world);
+        TR_CHECK(pooled(world) == after_first, "round %d: %lld", round, (long long)pooled(world));
+        TR_CHECK(world->in_flight == 0 && !world->runtime->first, "requests are left");
+    }
+}
+
+/* Not a case: ends the job. Two ranks reduce different counts, in the place and step given. */
+static void mismatch(tr_comm *world) {
+    float *buffer = tr_comm_alloc(world, 4096);
+    tr_abort_place("pipeline 1 data 0");
+    tr_abort_step(17);
+    tr_end(tr_reduce_scatter_begin(world, NULL, TR_F32, buffer, 10 + tr_comm_rank(world)));
+}
+
+/* Not a case: ends the job, with MPI's own error. */
+static void bad_peer(tr_comm *world) {
+    tr_end(tr_send_begin(world, NULL, 99, 0, NULL, 0));
+}
+
 static const mpi_case cases[] = {
     {"send_around", send_around},
     {"exchange_4_mb", exchange_4_mb},
@@ -501,17 +534,22 @@ static const mpi_case cases[] = {
     {"opposite_orders", opposite_orders},
     {"split", split},
     {"agree", agree},
+    {"requests_are_reused", requests_are_reused},
 };
 
 static const mpi_case cut_case[] = {{"transfers_are_cut", transfers_are_cut}};
 
 int main(int argc, char **argv) {
     tr_comm *world = tr_comm_start(&argc, &argv);
-    if (argc > 1 && !strcmp(argv[1], "bench")) {
-        comm_bench(world);
-        tr_comm_stop(world);
-        return 0;
-    }
+    static const mpi_case by_name[] = {
+        {"bench", comm_bench}, {"mismatch", mismatch}, {"bad_peer", bad_peer}};
+    for (size_t i = 0; i < sizeof by_name / sizeof by_name[0]; i++)
+        if (argc > 1 && !strcmp(argv[1], by_name[i].name)) {
+            by_name[i].body(world);
+            tr_comm_stop(world);
+            return 0;
+        }
+    omp_set_num_threads(tr_comm_size(world) > 2 ? 1 : 2); /* the ranks share a small machine */
     static const struct {
         int64_t limit;
         bool synchronous, shared;
