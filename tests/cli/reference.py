@@ -1,0 +1,148 @@
+"""The model again, in numpy and float64, from its formulas alone: loss, auxiliary and z loss of one
+step. Written for clarity; nothing is shared with the program."""
+import numpy as np
+
+
+def rmsnorm(x, w, eps):
+    return x / np.sqrt((x * x).mean(-1, keepdims=True) + eps) * w
+
+
+def rotate(x, theta):
+    """x [S, heads, D]: pairs (i, i + D/2) turned by position * theta^(-2i/D)."""
+    S, _, D = x.shape
+    angle = np.arange(S)[:, None] * theta ** (-2.0 * np.arange(D // 2) / D)
+    cos, sin = np.cos(angle)[:, None, :], np.sin(angle)[:, None, :]
+    a, b = x[..., : D // 2], x[..., D // 2:]
+    return np.concatenate([a * cos - b * sin, b * cos + a * sin], -1)
+
+
+def attention(x, w, prefix, m):
+    S = x.shape[0]
+    heads, kv = m["num_attention_heads"], m["num_key_value_heads"]
+    D = m.get("head_dim", m["hidden_size"] // heads)
+    project = lambda name, n: (x @ w[f"{prefix}.{name}_proj.weight"].T).reshape(S, n, D)
+    q, k = (rotate(project(a, n), m.get("rope_theta", 10000.0)) for a, n in (("q", heads), ("k", kv)))
+    v = project("v", kv)
+    out = np.empty_like(q)
+    i = np.arange(S)
+    hidden = i[None, :] > i[:, None]
+    if m.get("sliding_window"):
+        hidden |= i[:, None] - i[None, :] >= m["sliding_window"]
+    for h in range(heads):
+        s = q[:, h] @ k[:, h * kv // heads].T / np.sqrt(D)
+        s[hidden] = -np.inf
+        p = np.exp(s - s.max(-1, keepdims=True))
+        out[:, h] = p / p.sum(-1, keepdims=True) @ v[:, h * kv // heads]
+    return out.reshape(S, heads * D) @ w[f"{prefix}.o_proj.weight"].T
+
+
+def swiglu(x, gate, up, down):
+    g = x @ gate.T
+    return (g / (1 + np.exp(-g)) * (x @ up.T)) @ down.T
+
+
+class Router:
+    """Routes the sequences of one micro-batch and collects what the balance losses need. `plan` is a
+    list of choices: empty, it is filled; else they are taken from it, in order, so that a derivative
+    does not see a token jump to another expert."""
+
+    def __init__(self, m, plan, frozen):
+        self.m, self.plan, self.frozen = m, plan, frozen
+        self.groups = []  # per sequence: (counts [E], probabilities [S,E], lse [S])
+
+    def __call__(self, x, w, prefix):
+        m = self.m
+        E, k = m["num_experts"], m["num_experts_per_tok"]
+        logits = x @ w[f"{prefix}.gate.weight"].T
+        lse = np.log(np.exp(logits - logits.max(-1, keepdims=True)).sum(-1)) + logits.max(-1)
+        p = np.exp(logits - lse[:, None])
+        if self.frozen:
+            chosen, keep = self.plan.pop(0)
+        else:
+            chosen = np.argsort(-p, axis=-1, kind="stable")[:, :k]
+            keep = self.capacity(chosen, np.take_along_axis(p, chosen, -1))
+            self.plan.append((chosen, keep))
+        weight = np.take_along_axis(p, chosen, -1)
+        if m.get("norm_topk_prob", True):
+            weight = weight / weight.sum(-1, keepdims=True)
+        self.groups.append((np.bincount(chosen.ravel(), minlength=E), p, lse))
+        out = np.zeros_like(x)
+        for e in range(E):
+            rows, slots = np.nonzero((chosen == e) & keep)
+            weights = [w[f"{prefix}.experts.{n}_proj.weight"][e] for n in ("gate", "up", "down")]
+            out[rows] += weight[rows, slots, None] * swiglu(x[rows], *weights)
+        return out
+
+    def capacity(self, chosen, score):
+        m, (S, k) = self.m, chosen.shape
+        keep = np.ones((S, k), bool)
+        factor = m.get("expert_capacity_factor", 0)
+        if not factor:
+            return keep
+        room = int(np.ceil(k * S / m["num_experts"] * factor - 1e-9))
+        for e in range(m["num_experts"]):
+            pairs = np.argwhere(chosen == e)
+            if m.get("expert_drop_policy") == "probability":
+                order = np.lexsort((pairs[:, 0], -score[pairs[:, 0], pairs[:, 1]]))
+                pairs = pairs[order]
+            for r, j in pairs[room:]:
+                keep[r, j] = False
+        return keep
+
+    def losses(self):
+        """(aux, z) of the micro-batch, weighted by their coefficients."""
+        m = self.m
+        E, k = m["num_experts"], m["num_experts_per_tok"]
+        groups = self.groups
+        if m.get("router_aux_loss_scope", "micro_batch") != "sequence":
+            groups = [tuple(f([g[i] for g in groups]) for i, f in
+                            enumerate((sum, np.concatenate, np.concatenate)))]
+        aux = z = 0.0
+        for counts, p, lse in groups:
+            f = counts / (k * len(lse))
+            aux += m["router_aux_loss_coef"] * E * (f * p.mean(0)).sum() / len(groups)
+            z += m.get("router_z_loss_coef", 0.0) * (lse ** 2).mean() / len(groups)
+        return aux, z
+
+
+def is_moe(m, layer):
+    return bool(m.get("num_experts")) and layer >= m.get("first_k_dense_replace", 0) \
+        and layer not in m.get("mlp_only_layers", []) \
+        and (layer + 1) % m.get("decoder_sparse_step", 1) == 0
+
+
+def step_loss(w, m, tokens, micro_batch_size, plan=None):
+    """tokens [batch, S+1] -> (cross-entropy, aux, z) of the step. An empty plan is filled with the
+    routing, a full one is followed."""
+    frozen = bool(plan)
+    plan = list(plan) if frozen else plan if plan is not None else []
+    eps = m.get("rms_norm_eps", 1e-6)
+    total, aux, z, layers = 0.0, 0.0, 0.0, m["num_hidden_layers"]
+    micro = len(tokens) // micro_batch_size
+    for b in range(micro):
+        routers = {i: Router(m, plan, frozen) for i in range(layers) if is_moe(m, i)}
+        for row in tokens[b * micro_batch_size:(b + 1) * micro_batch_size]:
+            x = w["model.embed_tokens.weight"][row[:-1]]
+            for i in range(layers):
+                p = f"model.layers.{i}"
+                x = x + attention(rmsnorm(x, w[f"{p}.input_layernorm.weight"], eps), w,
+                                  f"{p}.self_attn", m)
+                h = rmsnorm(x, w[f"{p}.post_attention_layernorm.weight"], eps)
+                mats = lambda q: [w[f"{q}.{n}_proj.weight"] for n in ("gate", "up", "down")]
+                if i in routers:
+                    y = routers[i](h, w, f"{p}.mlp")
+                    if m.get("shared_expert_intermediate_size"):
+                        y = y + swiglu(h, *mats(f"{p}.mlp.shared_experts"))
+                    x = x + y
+                else:
+                    x = x + swiglu(h, *mats(f"{p}.mlp"))
+            head = w["model.embed_tokens.weight" if m.get("tie_word_embeddings") else
+                     "lm_head.weight"]
+            logits = rmsnorm(x, w["model.norm.weight"], eps) @ head.T
+            top = logits.max(-1, keepdims=True)
+            lse = np.log(np.exp(logits - top).sum(-1)) + top[:, 0]
+            total += (lse - logits[np.arange(len(lse)), row[1:]]).sum()
+        for r in routers.values():
+            a, b_ = r.losses()
+            aux, z = aux + a / micro, z + b_ / micro
+    return total / (len(tokens) * (tokens.shape[1] - 1)), aux, z
