@@ -18,9 +18,13 @@ extern const char *const tr_array_group[TR_ARRAYS];
 typedef struct {
     int array; /* 0 master, 1 first moment, 2 second moment */
     tr_tensor_info info;
+    uint64_t checksum; /* as the file says */
 } tr_entry;
 
 int64_t tr_tensor_elems(const tr_tensor_info *info);
+
+/* Local. "67 x 32"; "damaged" for a negative ndim. */
+void tr_shape_text(char *out, size_t bytes, const tr_tensor_info *info);
 
 /* The master, m or v of a piece; NULL when it is not wanted. */
 static inline float *tr_piece_array(const tr_piece *piece, int array) {
@@ -73,9 +77,14 @@ int tr_h5_transfer(hid_t dataset, tr_direction direction, hid_t transfer_list, c
 /* Local. The state of an open file, checked against its checksum. TR_ERR_DATA. */
 tr_status tr_state_read(hid_t file, const char *path, tr_progress_state *state);
 
+/* Local. Shape and checksum of the entry's dataset into *entry. < 0: it is not there, damaged, or
+ * not a float32 tensor. */
+int tr_entry_read(hid_t file, tr_entry *entry);
+
 /* Collective on world. sums[nentries] holds checksums summed over this rank's part of the entries
  * that `again` does not mark. Reads the marked ones, each rank a disjoint part of about equal size,
- * and compares every sum with the file's. bad[nentries], the same on all ranks: 1 where the data or
- * its checksum is damaged. */
+ * and compares every sum with the entry's checksum (a rank needs those of its tr_block_of the
+ * entries). bad[nentries], the same on all ranks: 1 where the data or its checksum is damaged (or
+ * ndim is negative, which must not be marked). */
 tr_status tr_entries_verify(tr_comm *world, hid_t file, int64_t nentries, const tr_entry *entries,
                             const bool *again, int64_t *sums, int32_t *bad);

@@ -10,8 +10,9 @@
 /* Everything a file holds, as the file says. */
 typedef struct {
     int64_t count, capacity;
-    tr_entry *entries; /* names owned; ndim -1: the dataset cannot be opened */
-    int array;         /* being listed */
+    tr_entry *entries; /* names owned; ndim -1: damaged beyond its shape */
+    hid_t file;
+    int array; /* being listed */
 } catalog;
 
 static void catalog_free(catalog *c) {
@@ -19,20 +20,9 @@ static void catalog_free(catalog *c) {
     free(c->entries);
 }
 
-static void read_shape(hid_t group, tr_tensor_info *info) {
-    hsize_t shape[H5S_MAX_RANK];
-    hid_t dataset = H5Dopen2(group, info->name, H5P_DEFAULT);
-    hid_t space = dataset < 0 ? -1 : H5Dget_space(dataset);
-    int ndim = space < 0 ? -1 : H5Sget_simple_extent_dims(space, shape, NULL);
-    if (ndim > TR_MAX_DIM) ndim = -1;
-    info->ndim = ndim;
-    for (int d = 0; d < ndim; d++) info->shape[d] = (int64_t)shape[d];
-    if (space >= 0) H5Sclose(space);
-    if (dataset >= 0) H5Dclose(dataset);
-}
-
 static herr_t add_entry(hid_t group, const char *name, const H5L_info_t *link, void *context) {
     (void)link;
+    (void)group;
     catalog *c = context;
     if (c->count == c->capacity) {
         int64_t capacity = c->capacity * 2 + 64;
@@ -44,13 +34,14 @@ static herr_t add_entry(hid_t group, const char *name, const H5L_info_t *link, v
     tr_entry *entry = &c->entries[c->count];
     *entry = (tr_entry){.array = c->array, .info = {.name = strdup(name)}};
     if (!entry->info.name) return -1;
-    read_shape(group, &entry->info);
+    if (tr_entry_read(c->file, entry) < 0) entry->info.ndim = -1;
     c->count++;
     return 0;
 }
 
 /* Local. In the order of saving. */
 static tr_status catalog_read(hid_t file, const char *path, int arrays, catalog *c) {
+    c->file = file;
     for (c->array = 0; c->array < arrays; c->array++)
         if (H5Literate_by_name(file, tr_array_group[c->array], H5_INDEX_CRT_ORDER, H5_ITER_INC,
                                NULL, add_entry, c, H5P_DEFAULT) < 0)
@@ -86,11 +77,8 @@ static void put_config_name(char out[48], const char *config) {
 }
 
 static void say_tensor(const tr_tensor_info *info) {
-    char shape[96] = "damaged", size[32];
-    int used = 0;
-    for (int d = 0; d < info->ndim; d++)
-        used += snprintf(shape + used, sizeof shape - (size_t)used, "%s%" PRId64, d ? " x " : "",
-                         info->shape[d]);
+    char shape[128], size[32];
+    tr_shape_text(shape, sizeof shape, info);
     put_thousands(size, info->ndim < 0 ? 0 : tr_tensor_elems(info));
     tr_say("  %-56.56s %-22.22s %14s", info->name, shape, size);
 }
@@ -160,8 +148,7 @@ static tr_status verify_catalog(tr_comm *world, hid_t file, const char *path, co
     tr_status status =
         tr_agree(world, ready ? TR_OK : tr_fail(TR_ERR_INTERNAL, "out of memory verifying"));
     if (status != TR_OK) goto out;
-    for (int64_t e = 0; e < c->count; e++)
-        again[e] = entries[e].info.ndim >= 0; /* what cannot be opened is found bad as it is */
+    for (int64_t e = 0; e < c->count; e++) again[e] = entries[e].info.ndim >= 0;
     status = tr_entries_verify(world, file, c->count, entries, again, sums, bad);
     if (status != TR_OK) goto out;
     for (int64_t e = 0; e < c->count; e++) {

@@ -152,31 +152,27 @@ tr_status tr_checkpoint_state(tr_comm *world, const char *path, tr_progress_stat
     return TR_OK;
 }
 
-/* TR_ERR_USAGE unless the file has this tensor in this shape. */
-static tr_status match_entry(const load_job *job, const tr_entry *entry) {
+/* TR_ERR_USAGE unless the file has this tensor in this shape; then its checksum is in *entry. */
+static tr_status match_entry(const load_job *job, tr_entry *entry) {
     char name[TR_PATH_BYTES];
-    hsize_t shape[H5S_MAX_RANK];
-    const tr_tensor_info *info = &entry->info;
+    tr_entry found = *entry;
+    const tr_tensor_info *want = &entry->info, *got = &found.info;
     tr_h5_name(name, entry);
-    htri_t there = H5Lexists(job->file, name, H5P_DEFAULT);
-    if (there == 0)
-        return tr_fail(TR_ERR_USAGE, "%s has no tensor %s: it is of another model", job->path,
-                       name + 1);
-    hid_t dataset = there < 0 ? -1 : H5Dopen2(job->file, name, H5P_DEFAULT);
-    hid_t space = dataset < 0 ? -1 : H5Dget_space(dataset);
-    hid_t type = dataset < 0 ? -1 : H5Dget_type(dataset);
-    int ndim = space < 0 ? -1 : H5Sget_simple_extent_dims(space, shape, NULL);
-    bool is_float = type >= 0 && H5Tequal(type, H5T_IEEE_F32LE) > 0;
-    if (type >= 0) H5Tclose(type);
-    if (space >= 0) H5Sclose(space);
-    if (dataset >= 0) H5Dclose(dataset);
-    if (ndim < 0 || !is_float)
+    if (tr_entry_read(job->file, &found) < 0) {
+        if (H5Lexists(job->file, name, H5P_DEFAULT) == 0)
+            return tr_fail(TR_ERR_USAGE, "%s has no tensor %s: it is of another model", job->path,
+                           name + 1);
         return tr_h5_fail(TR_ERR_DATA, "%s: damaged at tensor %s", job->path, name + 1);
-    bool same = ndim == info->ndim;
-    for (int d = 0; same && d < ndim; d++) same = shape[d] == (hsize_t)info->shape[d];
-    if (!same)
-        return tr_fail(TR_ERR_USAGE, "%s: tensor %s has another shape there: another model",
-                       job->path, info->name);
+    }
+    if (got->ndim != want->ndim ||
+        memcmp(got->shape, want->shape, (size_t)want->ndim * sizeof *want->shape) != 0) {
+        char there[128], here[128];
+        tr_shape_text(there, sizeof there, got);
+        tr_shape_text(here, sizeof here, want);
+        return tr_fail(TR_ERR_USAGE, "%s is of another model: tensor %s is %s there, %s here",
+                       job->path, want->name, there, here);
+    }
+    entry->checksum = found.checksum;
     return TR_OK;
 }
 
@@ -191,7 +187,7 @@ static herr_t find_extra(hid_t group, const char *name, const H5L_info_t *link, 
 }
 
 /* The file's list against ours; ranks share the work in order, so the first difference is named. */
-static tr_status match_entries(const load_job *job) {
+static tr_status match_entries(load_job *job) {
     tr_range mine = tr_block_of(job->nentries, tr_comm_size(job->world), tr_comm_rank(job->world));
     for (int64_t e = mine.first; e < mine.first + mine.count; e++)
         TR_TRY(match_entry(job, &job->entries[e]));
@@ -201,7 +197,7 @@ static tr_status match_entries(const load_job *job) {
             return tr_h5_fail(TR_ERR_DATA, "%s: damaged at %s", job->path, tr_array_group[a]);
         if (group.nlinks > (hsize_t)job->ntensors &&
             H5Literate_by_name(job->file, tr_array_group[a], H5_INDEX_NAME, H5_ITER_NATIVE, NULL,
-                               find_extra, (void *)job, H5P_DEFAULT) != 0)
+                               find_extra, job, H5P_DEFAULT) != 0)
             return TR_ERR_USAGE;
     }
     return TR_OK;
@@ -295,7 +291,7 @@ tr_status tr_checkpoint_load(tr_comm *world, const char *path, bool moments, int
     job.bad = calloc(n, sizeof *job.bad);
     bool ready = job.entries && job.sums && job.cover && job.again && job.bad;
     for (int64_t e = 0; e < job.nentries && ready; e++)
-        job.entries[e] = (tr_entry){(int)(e / ntensors), tensors[e % ntensors]};
+        job.entries[e] = (tr_entry){(int)(e / ntensors), tensors[e % ntensors], 0};
     tr_status status =
         tr_agree(world, ready ? TR_OK : tr_fail(TR_ERR_INTERNAL, "out of memory loading"));
     tr_h5_begin();

@@ -1,6 +1,7 @@
 /* pieces.c - what a rank holds of the tensors: checked, and put together into long runs. Floor:
  * checkpoint. */
 #include <inttypes.h>
+#include <stdio.h>
 
 #include "checkpoint/format.h"
 
@@ -8,6 +9,13 @@ int64_t tr_tensor_elems(const tr_tensor_info *info) {
     int64_t elems = 1;
     for (int d = 0; d < info->ndim; d++) elems *= info->shape[d];
     return elems;
+}
+
+void tr_shape_text(char *out, size_t bytes, const tr_tensor_info *info) {
+    snprintf(out, bytes, info->ndim < 0 ? "damaged" : "one number");
+    for (int d = 0, used = 0; d < info->ndim && used < (int)bytes; d++)
+        used += snprintf(out + used, bytes - (size_t)used, "%s%" PRId64, d ? " x " : "",
+                         info->shape[d]);
 }
 
 static bool piece_fits(const tr_piece *piece, const tr_tensor_info *info) {

@@ -33,7 +33,8 @@ typedef struct {
 } save_job;
 
 static tr_entry entry_of(const save_job *job, int64_t e) {
-    return (tr_entry){(int)(e / job->ntensors), job->tensors[e % job->ntensors]};
+    return (tr_entry){(int)(e / job->ntensors), job->tensors[e % job->ntensors],
+                      (uint64_t)job->sums[e]};
 }
 
 /* Names become links inside a group. */
@@ -135,14 +136,14 @@ static int put_group(hid_t file, const char *path) {
 }
 
 /* A dataset with its place in the file and its checksum, without its data. */
-static int put_tensor(hid_t file, hid_t create, const tr_entry *entry, uint64_t sum) {
+static int put_tensor(hid_t file, hid_t create, const tr_entry *entry) {
     char name[TR_PATH_BYTES];
     hsize_t shape[TR_MAX_DIM];
     tr_h5_name(name, entry);
     for (int d = 0; d < entry->info.ndim; d++) shape[d] = (hsize_t)entry->info.shape[d];
     hid_t space = H5Screate_simple(entry->info.ndim, shape, NULL);
     hid_t dataset = H5Dcreate2(file, name, H5T_IEEE_F32LE, space, H5P_DEFAULT, create, H5P_DEFAULT);
-    int rc = dataset < 0 ? -1 : tr_h5_put_u64(dataset, "checksum", sum);
+    int rc = dataset < 0 ? -1 : tr_h5_put_u64(dataset, "checksum", entry->checksum);
     if (dataset >= 0) H5Dclose(dataset);
     H5Sclose(space);
     return rc;
@@ -160,7 +161,7 @@ static tr_status put_all(const save_job *job, hid_t file) {
     tr_status status = TR_OK;
     for (int64_t e = 0; e < TR_ARRAYS * job->ntensors && status == TR_OK; e++) {
         tr_entry entry = entry_of(job, e);
-        if (put_tensor(file, create, &entry, (uint64_t)job->sums[e]) < 0)
+        if (put_tensor(file, create, &entry) < 0)
             status = tr_h5_fail(TR_ERR_IO, "%s: cannot make tensor %s (is its name taken?)",
                                 job->partial, entry.info.name);
     }
@@ -219,7 +220,7 @@ static tr_status can_write(const save_job *job) {
 static tr_status write_run(const save_job *job, hid_t file, hid_t list, const tr_piece *run) {
     for (int a = 0; a < TR_ARRAYS; a++) {
         char name[TR_PATH_BYTES];
-        tr_entry entry = {a, job->tensors[run->tensor]};
+        tr_entry entry = entry_of(job, a * job->ntensors + run->tensor);
         tr_h5_name(name, &entry);
         hid_t dataset = H5Dopen2(file, name, H5P_DEFAULT);
         int rc = dataset < 0 ? -1

@@ -94,6 +94,7 @@ typedef struct {
         int64_t every;
         bool samples;
         bool tensorboard;
+        bool routing;
     } log;
     /* state, for messages: the name it was read under, and where each setting was given (by row of
      * the table; NULL: nowhere, it has its default) */

@@ -198,6 +198,8 @@ const tr_setting tr_settings[] = {
      .help = "Whether samples.jsonl lists the samples of each step."},
     {KEY(log, tensorboard), TR_KIND_BOOL, .fallback = "true",
      .help = "Whether TensorBoard events are written."},
+    {KEY(log, routing), TR_KIND_BOOL, .fallback = "false",
+     .help = "write which experts each token chose, and by what margin, to routing-RANK.jsonl"},
 };
 
 const int tr_setting_count = (int)(sizeof tr_settings / sizeof *tr_settings);

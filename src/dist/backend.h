@@ -56,6 +56,7 @@ struct tr_request {
     tr_request *next, *previous; /* in flight in the process; `next` also links the pool */
     /* mpi: the transfers posted, and pieces of a reduce_scatter with their staging */
     MPI_Request *mpi;
+    MPI_Status *statuses;
     int64_t mpi_count, mpi_room;
     float *staging;
     int64_t staging_elems, pieces_posted, pieces_added;

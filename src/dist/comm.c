@@ -106,6 +106,7 @@ void tr_comm_free(tr_comm *comm) {
         tr_request *request = comm->pool;
         comm->pool = request->next;
         free(request->mpi);
+        free(request->statuses);
         free(request->staging);
         free(request);
     }

@@ -69,10 +69,25 @@ static MPI_Request *add_transfer(tr_request *request) {
     if (request->mpi_count == request->mpi_room) {
         request->mpi_room = request->mpi_room ? 2 * request->mpi_room : 8;
         request->mpi = realloc(request->mpi, (size_t)request->mpi_room * sizeof *request->mpi);
-        if (!request->mpi) tr_abort("no memory for %lld transfers", (long long)request->mpi_room);
+        request->statuses =
+            realloc(request->statuses, (size_t)request->mpi_room * sizeof *request->statuses);
+        if (!request->mpi || !request->statuses)
+            tr_abort("no memory for %lld transfers", (long long)request->mpi_room);
     }
     request->mpi[request->mpi_count] = MPI_REQUEST_NULL;
     return &request->mpi[request->mpi_count++];
+}
+
+/* True when the transfers [first, first + count) have all completed. */
+static bool transfers_complete(tr_request *request, int64_t first, int64_t count) {
+    int complete = 0;
+    int code = MPI_Testall(to_int(count), request->mpi + first, &complete, request->statuses);
+    if (code == MPI_ERR_IN_STATUS) /* the error proper is in one of the statuses */
+        for (int64_t i = 0; i < count; i++)
+            if (request->statuses[i].MPI_ERROR != MPI_ERR_PENDING)
+                tr_mpi_check(request->statuses[i].MPI_ERROR, "a transfer");
+    tr_mpi_check(code, "MPI_Testall");
+    return complete != 0;
 }
 
 static void post_send(const void *from, int64_t n, MPI_Datatype type, int peer, int tag,
@@ -217,9 +232,7 @@ static bool advance_reduce_scatter(tr_request *request) {
     float *own = (float *)request->work.buffer + request->comm->rank * plan.n;
     while (request->pieces_added < plan.total) {
         int64_t lane = request->pieces_added % LANES;
-        int arrived = 0;
-        TR_MPI(MPI_Testall(2, &request->mpi[2 * lane], &arrived, MPI_STATUSES_IGNORE));
-        if (!arrived) return false;
+        if (!transfers_complete(request, 2 * lane, 2)) return false;
         int64_t first = request->pieces_added % plan.pieces * plan.piece;
         const float *in[2] = {own + first, request->staging + lane * plan.piece};
         float *out = own + first;
@@ -274,9 +287,7 @@ static void begin(tr_request *request) {
 
 static bool advance(tr_request *request) {
     if (request->work.kind == TR_WORK_REDUCE_SCATTER) return advance_reduce_scatter(request);
-    int arrived = 0;
-    TR_MPI(MPI_Testall(to_int(request->mpi_count), request->mpi, &arrived, MPI_STATUSES_IGNORE));
-    return arrived != 0;
+    return transfers_complete(request, 0, request->mpi_count);
 }
 
 const tr_backend tr_backend_mpi = {

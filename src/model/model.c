@@ -294,6 +294,11 @@ void tr_model_all_forwards_done(tr_model *model, int64_t slots) {
     free(saved);
 }
 
+void tr_model_watch_routing(tr_model *model, tr_watch_routing watch, void *self) {
+    model->env.watch = watch;
+    model->env.watch_self = self;
+}
+
 void *tr_model_input(tr_model *model, int64_t slot) {
     return model->slots[slot].input;
 }

@@ -22,6 +22,11 @@ typedef struct {
     const double *expert_load; /* [MoE layers of the model, E]; borrowed */
 } tr_model_sums;
 
+/* Told of each training forward of a MoE layer (its number among the MoE layers) of the micro-batch
+ * that was loaded last. Host memory: index [N,k] chosen experts (-1: pad), prob [N,E]. */
+typedef void (*tr_watch_routing)(void *self, int64_t moe_index, const int32_t *index,
+                                 const float *prob);
+
 /* Local. Declares all weights of the whole model, in checkpoint order. */
 tr_model *tr_model_create(const tr_config *config, const tr_grid *grid, tr_device *device);
 void tr_model_destroy(tr_model *model); /* Collective on the world. NULL-safe */
@@ -51,6 +56,9 @@ void tr_model_backward(tr_model *model, int64_t slot);
 /* Collective on the replica group. With router_aux_loss_scope global_batch: called between the last
  * forward and the first backward; `slots` micro-batches are waiting. Else does nothing. */
 void tr_model_all_forwards_done(tr_model *model, int64_t slots);
+
+/* Local. From now on `watch` sees the routing of training forwards; NULL ends it. Costs copies. */
+void tr_model_watch_routing(tr_model *model, tr_watch_routing watch, void *self);
 
 /* Device buffers [N, H] that cross stages. */
 void *tr_model_input(tr_model *model, int64_t slot);

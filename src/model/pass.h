@@ -6,6 +6,7 @@
  * R rows in expert order, V vocabulary. Activations have the compute type t. */
 #pragma once
 #include "config/config.h"
+#include "model/model.h"
 #include "model/param.h"
 
 /* Sums of one step, host memory, this rank's share: a plain sum over all ranks gives the step's. */
@@ -34,6 +35,8 @@ typedef struct {
     int64_t micro_batches; /* of the whole step, over all data ranks */
     float loss_scale;      /* 1 / labelled tokens of the global batch */
     tr_step_sums sums;
+    tr_watch_routing watch; /* nullable: sees every routing decision */
+    void *watch_self;
     double *loss_sum; /* device: cross-entropy over this rank's labelled tokens */
 } tr_env;
 

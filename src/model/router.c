@@ -125,6 +125,23 @@ static uint8_t *limit(const tr_env *c, const int32_t *index, const float *score)
     return parts + c->grid->at.c * pairs;
 }
 
+/* Shows the decisions to whoever watches. */
+static void show(const tr_moe_layer *l, const tr_pass *pass, const tr_saved *saved) {
+    const tr_env *c = pass->c;
+    int64_t E = c->config->num_experts, pairs = c->N * c->config->num_experts_per_tok;
+    int32_t *index = malloc((size_t)pairs * sizeof *index + 1);
+    float *prob = malloc((size_t)(c->N * E) * sizeof *prob + 1);
+    if (!index || !prob) abort();
+    c->device->copy(c->stream, index, saved->t[TR_SAVED_INDEX], (size_t)pairs * sizeof *index,
+                    TR_TO_HOST);
+    c->device->copy(c->stream, prob, saved->t[TR_SAVED_PROB], (size_t)(c->N * E) * sizeof *prob,
+                    TR_TO_HOST);
+    c->device->stream_wait(c->stream);
+    c->watch(c->watch_self, l->moe_index, index, prob);
+    free(index);
+    free(prob);
+}
+
 void tr_router_forward(const tr_moe_layer *l, const tr_pass *pass, tr_saved *saved, const void *x) {
     tr_env *c = pass->c;
     const tr_model_config *m = c->config;
@@ -149,6 +166,7 @@ void tr_router_forward(const tr_moe_layer *l, const tr_pass *pass, tr_saved *sav
                                m->norm_topk_prob);
     c->kernels->moe_sort(c->stream, offset, row_of, pair_of, index, keep, c->N, E, k);
     measure(l, pass, saved);
+    if (c->watch && pass->training) show(l, pass, saved);
     tr_arena_release(c->scratch, mark);
 }
 

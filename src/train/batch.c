@@ -13,6 +13,7 @@ struct tr_batches {
     uint8_t *valid;
     int32_t *input, *target; /* [S] one whole sample */
     uint8_t *real;
+    int64_t now; /* loaded last */
 };
 
 tr_batches *tr_batches_create(const tr_grid *grid, int64_t m, int64_t B, int64_t S) {
@@ -71,5 +72,10 @@ tr_status tr_batches_read(tr_batches *b, const tr_dataset *dataset, int64_t firs
 void tr_batches_load(void *self, int64_t i, tr_micro_batch *batch) {
     tr_batches *b = self;
     int64_t at = i * b->B * b->S_loc;
+    b->now = i;
     *batch = (tr_micro_batch){b->token + at, b->label + at, b->valid + at};
+}
+
+int64_t tr_batches_now(const tr_batches *b) {
+    return b->now;
 }

@@ -20,3 +20,5 @@ tr_status tr_batches_read(tr_batches *batches, const tr_dataset *dataset, int64_
 
 /* A tr_load_micro_batch: self is the tr_batches. */
 void tr_batches_load(void *self, int64_t i, tr_micro_batch *batch);
+/* Local. The micro-batch loaded last. */
+int64_t tr_batches_now(const tr_batches *batches);

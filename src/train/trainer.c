@@ -8,6 +8,7 @@
 #include "train/evaluate.h"
 #include "train/optimizer.h"
 #include "train/rate.h"
+#include "train/routing.h"
 #include "train/signals.h"
 
 #include <errno.h>
@@ -20,8 +21,9 @@
 typedef struct {
     tr_job *job;
     tr_batches *batches;
-    tr_metrics *metrics;   /* rank 0 */
-    tr_progress *progress; /* rank 0 */
+    tr_metrics *metrics;     /* rank 0 */
+    tr_progress *progress;   /* rank 0 */
+    tr_routing_log *routing; /* log.routing: every rank */
     double flops_per_token, world_peak;
     int64_t loads; /* MoE layers * experts */
     double *sums;  /* [4 + loads] reduced over the world */
@@ -82,12 +84,15 @@ static tr_status loop_open(loop *l, tr_job *job) {
     if (!l->sums || !l->expert_load || !l->sample_ids) abort();
     tr_status status = TR_OK;
     if (tr_comm_rank(job->world) == 0) status = open_files(l);
+    TR_TRY(tr_agree(job->world, status));
+    if (c->log.routing) status = tr_routing_log_open(job, l->batches, &l->routing);
     return tr_agree(job->world, status);
 }
 
 static tr_status loop_close(loop *l) {
     tr_progress_finish(l->progress);
     tr_status status = tr_metrics_close(l->metrics);
+    tr_routing_log_close(l->routing);
     tr_batches_destroy(l->batches);
     free(l->sums);
     free(l->expert_load);

@@ -1,0 +1,72 @@
+/* routing.c - writes routing decisions as they are made. Floor: train. */
+#include "train/routing.h"
+
+#include "model/layers.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+struct tr_routing_log {
+    tr_job *job;
+    const tr_batches *batches;
+    FILE *file;
+};
+
+/* Probability of the last chosen expert less that of the best one left; 1 when all are chosen. */
+static double gap(const float *prob, int64_t E, const int32_t *index, int64_t k) {
+    double least = 1, rest = -1;
+    for (int64_t e = 0; e < E; e++) {
+        bool chosen = false;
+        for (int64_t j = 0; j < k; j++) chosen = chosen || index[j] == e;
+        if (chosen && (double)prob[e] < least) least = (double)prob[e];
+        if (!chosen && (double)prob[e] > rest) rest = (double)prob[e];
+    }
+    return rest < 0 ? 1 : least - rest;
+}
+
+static void watch(void *self, int64_t layer, const int32_t *index, const float *prob) {
+    tr_routing_log *log = self;
+    const tr_config *c = log->job->config;
+    const tr_grid_place *at = &log->job->grid->at;
+    int64_t E = c->model.num_experts, k = c->model.num_experts_per_tok;
+    int64_t S = c->data.sequence_length, S_loc = S / at->shape.context;
+    int64_t B = c->training.micro_batch_size, N = B * S_loc;
+    int64_t sequence = (at->d * log->job->micro_batches + tr_batches_now(log->batches)) * B;
+    FILE *f = log->file;
+    fprintf(f, "{\"step\": %" PRId64 ", \"layer\": %" PRId64 ", \"token\": [",
+            log->job->at.step + 1, layer);
+    for (int64_t n = 0; n < N; n++) {
+        int64_t position = tr_ring_position(S, at->shape.context, at->c, n % S_loc);
+        fprintf(f, "%s%" PRId64, n ? "," : "", (sequence + n / S_loc) * S + position);
+    }
+    fprintf(f, "], \"expert\": [");
+    for (int64_t i = 0; i < N * k; i++) fprintf(f, "%s%d", i ? "," : "", (int)index[i]);
+    fprintf(f, "], \"gap\": [");
+    for (int64_t n = 0; n < N; n++)
+        fprintf(f, "%s%.3g", n ? "," : "", gap(prob + n * E, E, index + n * k, k));
+    fprintf(f, "]}\n");
+}
+
+tr_status tr_routing_log_open(tr_job *job, const tr_batches *batches, tr_routing_log **log_p) {
+    char directory[4096], path[4200];
+    tr_job_run_directory(job->config, directory, sizeof directory);
+    snprintf(path, sizeof path, "%s/routing-%d.jsonl", directory, tr_comm_rank(job->world));
+    FILE *file = fopen(path, "w");
+    if (!file) return tr_fail(TR_ERR_IO, "cannot write %s: %s", path, strerror(errno));
+    tr_routing_log *log = malloc(sizeof *log);
+    if (!log) abort();
+    *log = (tr_routing_log){job, batches, file};
+    tr_model_watch_routing(job->model, watch, log);
+    *log_p = log;
+    return TR_OK;
+}
+
+void tr_routing_log_close(tr_routing_log *log) {
+    if (!log) return;
+    tr_model_watch_routing(log->job->model, NULL, NULL);
+    fclose(log->file);
+    free(log);
+}
