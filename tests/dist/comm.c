@@ -518,6 +518,15 @@ static void bad_peer(tr_comm *world) {
     tr_end(tr_send_begin(world, NULL, 99, 0, NULL, 0));
 }
 
+/* Not a case: ends the job, with the error of one transfer of several. */
+static void too_long(tr_comm *world) {
+    char data[64];
+    int peer = tr_comm_rank(world) ^ 1;
+    tr_request *send = tr_send_begin(world, NULL, peer, 0, data, sizeof data);
+    tr_end(tr_recv_begin(world, NULL, peer, 0, data, 10));
+    tr_end(send);
+}
+
 static const mpi_case cases[] = {
     {"send_around", send_around},
     {"exchange_4_mb", exchange_4_mb},
@@ -541,8 +550,10 @@ static const mpi_case cut_case[] = {{"transfers_are_cut", transfers_are_cut}};
 
 int main(int argc, char **argv) {
     tr_comm *world = tr_comm_start(&argc, &argv);
-    static const mpi_case by_name[] = {
-        {"bench", comm_bench}, {"mismatch", mismatch}, {"bad_peer", bad_peer}};
+    static const mpi_case by_name[] = {{"bench", comm_bench},
+                                       {"mismatch", mismatch},
+                                       {"bad_peer", bad_peer},
+                                       {"too_long", too_long}};
     for (size_t i = 0; i < sizeof by_name / sizeof by_name[0]; i++)
         if (argc > 1 && !strcmp(argv[1], by_name[i].name)) {
             by_name[i].body(world);
