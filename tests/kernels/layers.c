@@ -1,31 +1,9 @@
 /* layers.c - norm, rotary positions, SwiGLU, sums and casts of every maker against float64, their
  * gradients against finite differences. Floor: tests. */
-#include "harness.h"
+#include "values.h"
 
 #include <math.h>
 #include <omp.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
-static const tr_dtype types[] = {TR_F32, TR_BF16};
-enum { TYPES = sizeof types / sizeof *types };
-
-static const char *type_name(tr_dtype t) {
-    return t == TR_BF16 ? "bf16" : "f32";
-}
-
-static double *doubles(int64_t n) {
-    double *x = calloc((size_t)n + 1, sizeof *x);
-    assert_non_null(x);
-    return x;
-}
-
-static double *copy_of(const kt_tensor *x) {
-    double *y = doubles(x->n);
-    memcpy(y, x->value, (size_t)x->n * sizeof *y);
-    return y;
-}
 
 /* --- rmsnorm ------------------------------------------------------------------------------- */
 
@@ -397,8 +375,13 @@ static void test_add(kt_maker *m) {
 /* Property: casts round to the nearest even, keep infinities and NaN, and a bf16 survives the way
  * to f32 and back. */
 static void test_cast(kt_maker *m) {
-    double odd[] = {0,   1 + 0x1p-8, 1 + 0x3p-8, 1 + 0x1.01p-8, -1 - 0x1p-8, INFINITY, -INFINITY,
-                    NAN, 3.4e38,     0x1p-100,   1e-3,          -0.0,        65504};
+    double odd[] = {0,           1 + 0x1p-8,
+                    1 + 0x3p-8,  1 + 0x1.01p-8,
+                    -1 - 0x1p-8, INFINITY,
+                    -INFINITY,   3.4e38,
+                    0x1p-100,    1e-3,
+                    -0.0,        65504,
+                    NAN,         nan("0xfffffffffffff")}; /* all bits set */
     enum { ODD = sizeof odd / sizeof *odd };
     for (int i = 0; i < TYPES; i++)
         for (int j = 0; j < TYPES; j++)

@@ -1,0 +1,239 @@
+/* router.c - choosing experts, the statistics of the choice and its gradient, of every maker:
+ * against float64 and finite differences. Floor: tests. */
+#include "values.h"
+
+#include <math.h>
+
+typedef struct {
+    int64_t N, E, k, G;
+    bool renormalise;
+    kt_tensor *logits, *valid, *prob, *lse, *index, *weight;
+    kt_tensor *dweight, *prob_grad, *z_grad; /* the gradients that come from behind */
+} route;
+
+static void route_buffers(kt_maker *m, route *r) {
+    r->prob = kt_filled(m, TR_F32, r->N * r->E, NAN);
+    r->lse = kt_filled(m, TR_F32, r->N, NAN);
+    r->index = kt_filled(m, TR_I32, r->N * r->k, 77);
+    r->weight = kt_filled(m, TR_F32, r->N * r->k, NAN);
+}
+
+static void route_forward(kt_maker *m, route *r) {
+    m->k->router_forward(m->s, r->logits->data, r->valid ? r->valid->data : NULL, r->prob->data,
+                         r->lse->data, r->index->data, r->weight->data, r->N, r->E, r->k,
+                         r->renormalise);
+}
+
+static bool is_valid(const route *r, int64_t n) {
+    return !r->valid || r->valid->value[n] != 0;
+}
+
+/* Softmax, lse, the k largest by repeated search, their weights, of row n. */
+static void want_route(const route *r, int64_t n, double *prob, double *lse, double *index,
+                       double *weight) {
+    const double *x = r->logits->value + n * r->E;
+    double max = -INFINITY, sum = 0, chosen = 0;
+    for (int64_t e = 0; e < r->E; e++) max = fmax(max, x[e]);
+    for (int64_t e = 0; e < r->E; e++) sum += exp(x[e] - max);
+    for (int64_t e = 0; e < r->E; e++) prob[e] = exp(x[e] - max) / sum;
+    *lse = max + log(sum);
+    for (int64_t j = 0; j < r->k; j++) {
+        int64_t best = -1;
+        for (int64_t e = 0; e < r->E; e++) {
+            bool taken = false;
+            for (int64_t i = 0; i < j; i++) taken |= index[i] == (double)e;
+            if (!taken && (best < 0 || x[e] > x[best])) best = e;
+        }
+        index[j] = (double)best;
+        chosen += prob[best];
+    }
+    for (int64_t j = 0; j < r->k; j++) {
+        double p = prob[(int64_t)index[j]];
+        weight[j] = !is_valid(r, n) ? 0 : r->renormalise ? p / chosen : p;
+    }
+    for (int64_t j = 0; j < r->k && !is_valid(r, n); j++) index[j] = -1;
+}
+
+static void check_forward(kt_maker *m, route *r) {
+    double *prob = doubles(r->N * r->E), *lse = doubles(r->N), *index = doubles(r->N * r->k),
+           *weight = doubles(r->N * r->k);
+    for (int64_t n = 0; n < r->N; n++)
+        want_route(r, n, prob + n * r->E, lse + n, index + n * r->k, weight + n * r->k);
+    route_buffers(m, r);
+    route_forward(m, r);
+    kt_check(m, r->index, index, 0, "router index %lldx%lld k %lld%s", (long long)r->N,
+             (long long)r->E, (long long)r->k, r->renormalise ? " renormalised" : "");
+    kt_check(m, r->prob, prob, 2e-6, "router prob");
+    kt_check(m, r->lse, lse, 1e-6, "router lse");
+    kt_check(m, r->weight, weight, 2e-6, "router weight");
+    free(prob), free(lse), free(index), free(weight);
+}
+
+/* Sets up shapes: N, E, k; every third token invalid in odd shapes; few distinct values in some, so
+ * that ties are met. */
+static const int64_t route_shapes[][3] = {{0, 4, 2},    {1, 1, 1},    {5, 2, 2},   {33, 7, 3},
+                                          {64, 8, 2},   {31, 16, 16}, {40, 17, 4}, {100, 64, 8},
+                                          {13, 130, 9}, {300, 257, 8}};
+enum { ROUTE_SHAPES = sizeof route_shapes / sizeof *route_shapes };
+
+static route make_route(kt_maker *m, int shape, bool renormalise) {
+    const int64_t *s = route_shapes[shape];
+    route r = {.N = s[0], .E = s[1], .k = s[2], .renormalise = renormalise};
+    r.logits = shape % 3 == 2 ? kt_integers(m, TR_F32, r.N * r.E, -2, 3)
+                              : kt_normal(m, TR_F32, r.N * r.E, 3);
+    if (shape % 2) r.valid = kt_integers(m, TR_U8, r.N, 0, 2);
+    return r;
+}
+
+/* Property: probabilities, choices and weights by the formula; the lowest expert wins ties. */
+static void test_forward(kt_maker *m) {
+    for (int shape = 0; shape < ROUTE_SHAPES; shape++)
+        for (int renormalise = 0; renormalise < 2; renormalise++) {
+            route r = make_route(m, shape, renormalise);
+            check_forward(m, &r);
+            kt_release(m);
+        }
+}
+
+/* Property: the numbers of the contract, extreme logits, ties. */
+static void test_forward_numbers(kt_maker *m) {
+    route r = {.N = 6, .E = 4, .k = 2};
+    r.logits = kt_from(m, TR_F32, 24,
+                       (double[]){2,         1,       0, -1, /* */ 8.00, 8.01, 8.00,      8.01,
+                                  /* */ 1,   1,       1, 1,  -INFINITY,  3,    -INFINITY, -INFINITY,
+                                  /* */ 1e4, 1e4 - 1, 0, 0,  -1e5,       -1e5, -1e5,      -1e5});
+    static const double index[] = {0, 1, 1, 3, 0, 1, 1, 0, 0, 1, 0, 1};
+    static const double plain[] = {.6439143, .2368828}, renormalised[] = {.7310586, .2689414};
+    for (int i = 0; i < 2; i++) {
+        r.renormalise = i;
+        check_forward(m, &r);
+        kt_check(m, r.index, index, 0, "router choices of ties, 8.00 against 8.01, extremes");
+        for (int j = 0; j < 2; j++)
+            kt_check_number(m, r.weight->value[j], (i ? renormalised : plain)[j], 1e-6,
+                            "weight %d of [2,1,0,-1]", j);
+    }
+}
+
+static void add_gradients(kt_maker *m, route *r, int64_t G) {
+    r->G = G;
+    r->dweight = kt_normal(m, TR_F32, r->N * r->k, 1);
+    r->prob_grad = kt_normal(m, TR_F32, G * r->E, 1);
+    r->z_grad = kt_normal(m, TR_F32, G, 0.3);
+}
+
+static kt_tensor *route_backward(kt_maker *m, const route *r, bool with_weight) {
+    kt_tensor *dlogits = kt_filled(m, TR_F32, r->N * r->E, NAN);
+    m->k->router_backward(m->s, dlogits->data, with_weight ? r->dweight->data : NULL, r->prob->data,
+                          r->lse->data, r->index->data, r->weight->data,
+                          r->valid ? r->valid->data : NULL, r->prob_grad->data, r->z_grad->data,
+                          r->N, r->E, r->k, r->G, r->renormalise);
+    return dlogits;
+}
+
+/* Property: the backward equals the chain rule written out over the full Jacobian of softmax. */
+static void test_backward(kt_maker *m) {
+    for (int shape = 0; shape < ROUTE_SHAPES; shape++)
+        for (int renormalise = 0; renormalise < 2; renormalise++) {
+            route r = make_route(m, shape, renormalise);
+            add_gradients(m, &r, r.N % 5 == 0 && r.N ? 5 : 1);
+            route_buffers(m, &r);
+            route_forward(m, &r);
+            kt_read(m, r.prob), kt_read(m, r.lse), kt_read(m, r.index);
+            double *want = doubles(r.N * r.E), *dp = doubles(r.E);
+            for (int64_t n = 0; n < r.N; n++) {
+                if (!is_valid(&r, n)) continue;
+                const double *p = r.prob->value + n * r.E, *index = r.index->value + n * r.k;
+                const double *dw = r.dweight->value + n * r.k;
+                int64_t g = n / (r.N / r.G);
+                double sum = 0, dot = 0, mean = 0;
+                for (int64_t j = 0; j < r.k; j++) sum += p[(int64_t)index[j]];
+                for (int64_t j = 0; j < r.k; j++) dot += dw[j] * p[(int64_t)index[j]] / sum;
+                for (int64_t e = 0; e < r.E; e++) dp[e] = r.prob_grad->value[g * r.E + e];
+                for (int64_t j = 0; j < r.k; j++)
+                    dp[(int64_t)index[j]] += r.renormalise ? (dw[j] - dot) / sum : dw[j];
+                for (int64_t e = 0; e < r.E; e++) mean += p[e] * dp[e];
+                for (int64_t e = 0; e < r.E; e++)
+                    want[n * r.E + e] =
+                        p[e] * (dp[e] - mean + r.z_grad->value[g] * r.lse->value[n]);
+            }
+            kt_check(m, route_backward(m, &r, true), want, 1e-5, "router backward %lldx%lld k %lld",
+                     (long long)r.N, (long long)r.E, (long long)r.k);
+            free(want), free(dp);
+            kt_release(m);
+        }
+}
+
+static double route_value(kt_maker *m, void *context) {
+    route *r = context;
+    route_forward(m, r);
+    const double *w = kt_read(m, r->weight), *p = kt_read(m, r->prob), *lse = kt_read(m, r->lse);
+    double sum = 0;
+    for (int64_t i = 0; i < r->N * r->k && r->dweight; i++) sum += r->dweight->value[i] * w[i];
+    for (int64_t n = 0; n < r->N; n++) {
+        int64_t g = n / (r->N / r->G);
+        if (!is_valid(r, n)) continue;
+        for (int64_t e = 0; e < r->E; e++)
+            sum += r->prob_grad->value[g * r->E + e] * p[n * r->E + e];
+        sum += r->z_grad->value[g] * lse[n] * lse[n] / 2;
+    }
+    return sum;
+}
+
+/* Property: the backward is the derivative of weights, aux and z terms, with and without
+ * renormalising, with and without a gradient of the weights. */
+static void test_differences(kt_maker *m) {
+    for (int renormalise = 0; renormalise < 2; renormalise++)
+        for (int with_weight = 0; with_weight < 2; with_weight++) {
+            route r = {.N = 4, .E = 9, .k = 3, .renormalise = renormalise};
+            r.logits = kt_normal(m, TR_F32, r.N * r.E, 1);
+            for (int64_t i = 0; i < r.N * r.E; i++) /* far from ties */
+                r.logits->value[i] = (double)(i * 7 % 9) * 0.4 + 0.05 * r.logits->value[i];
+            r.logits = kt_from(m, TR_F32, r.N * r.E, r.logits->value);
+            r.valid = kt_from(m, TR_U8, r.N, (double[]){1, 1, 0, 1});
+            add_gradients(m, &r, 2);
+            if (!with_weight) r.dweight = NULL;
+            route_buffers(m, &r);
+            double want[36];
+            for (int64_t i = 0; i < r.N * r.E; i++)
+                want[i] = kt_difference(m, r.logits, i, 1e-2, route_value, &r);
+            route_forward(m, &r);
+            kt_check(m, route_backward(m, &r, with_weight), want, 1e-3,
+                     "router against differences%s%s", renormalise ? ", renormalised" : "",
+                     with_weight ? "" : ", aux and z alone");
+        }
+}
+
+/* Property: statistics are the plain sums over valid tokens, group by group. */
+static void test_stats(kt_maker *m) {
+    for (int shape = 0; shape < ROUTE_SHAPES; shape++) {
+        route r = make_route(m, shape, false);
+        int64_t G = r.N % 5 == 0 ? 5 : 1, width = 2 + 2 * r.E;
+        route_buffers(m, &r);
+        route_forward(m, &r);
+        kt_read(m, r.prob), kt_read(m, r.lse), kt_read(m, r.index);
+        double *want = doubles(G * width);
+        for (int64_t n = 0; n < r.N; n++) {
+            if (!is_valid(&r, n)) continue;
+            double *to = want + n / (r.N / G) * width;
+            to[0] += 1;
+            to[1] += r.lse->value[n] * r.lse->value[n];
+            for (int64_t j = 0; j < r.k; j++) to[2 + (int64_t)r.index->value[n * r.k + j]] += 1;
+            for (int64_t e = 0; e < r.E; e++) to[2 + r.E + e] += r.prob->value[n * r.E + e];
+        }
+        kt_tensor *stats = kt_filled(m, TR_F64, G * width, NAN);
+        m->k->router_stats(m->s, r.prob->data, r.lse->data, r.index->data,
+                           r.valid ? r.valid->data : NULL, stats->data, r.N, r.E, r.k, G);
+        kt_check(m, stats, want, 1e-13, "router stats %lldx%lld groups %lld", (long long)r.N,
+                 (long long)r.E, (long long)G);
+        free(want);
+        kt_release(m);
+    }
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        KT_TEST(test_forward),     KT_TEST(test_forward_numbers), KT_TEST(test_backward),
+        KT_TEST(test_differences), KT_TEST(test_stats),
+    };
+    return cmocka_run_group_tests_name("router", tests, NULL, NULL);
+}
