@@ -3,6 +3,8 @@
 #pragma once
 #include "kernels/kernels.h"
 
+void tr_linear_avx512(tr_kernels *k);
+void tr_linear_avx512bf16(tr_kernels *k);
 void tr_loss_avx2(tr_kernels *k);
 void tr_loss_avx512(tr_kernels *k);
 void tr_optimizer_avx2(tr_kernels *k);

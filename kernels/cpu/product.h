@@ -1,11 +1,20 @@
-/* product.h - one matrix product by one thread, and how a call's products are shared between
- * threads. Floor: kernels, internal. */
+/* product.h - one matrix product, in the ways this machine may have. Floor: kernels, internal.
+ * All take what tr_gemm describes with M, N, K >= 1, and the thread's scratch memory. */
 #pragma once
 #include "kernels/kernels.h"
+
+/* fp32 by oneDNN: by all threads, or by the calling one inside a parallel region. */
+void tr_product_sgemm(const tr_gemm *g);
+/* A and B are bf16: widened piece by piece to fp32 for the above. By the calling thread. */
+void tr_product_widened(const tr_gemm *g);
+/* Our own, by the calling thread: all of fp32 with AVX-512; A and B of bf16 with AVX512-BF16. */
+void tr_product_f32(const tr_gemm *g);
+void tr_product_bf16(const tr_gemm *g);
 
 /* The part of g's C with rows m0..m1-1 and columns n0..n1-1 as a product of its own. */
 tr_gemm tr_product_part(const tr_gemm *g, int64_t m0, int64_t m1, int64_t n0, int64_t n1);
 
-/* g by the calling thread alone, without OpenMP; M, N, K >= 1. A and B are bf16, AVX512-BF16. Takes
- * the thread's scratch memory. */
-void tr_product_bf16(const tr_gemm *g);
+/* Element i of an array of type t. */
+static inline const void *tr_product_at(tr_dtype t, const void *x, int64_t i) {
+    return (const char *)x + i * (int64_t)tr_dtype_bytes(t);
+}
