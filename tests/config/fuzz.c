@@ -3,7 +3,7 @@
 #include "base/rng.h"
 #include "tests/config/common.h"
 
-enum { ROUNDS = 30000, MOST_BYTES = 8192 };
+enum { ROUNDS = 12000, MOST_BYTES = 8192 };
 
 static const char *const pieces[] = {
     "[",    "]",   "{",    "}", ": ",   "- ",   "\n",      "  ",  "\"", "'", "&a",  "*a",
