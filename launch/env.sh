@@ -37,17 +37,17 @@ export OMPI_MCA_fbtl_posix_read_datasieving="${OMPI_MCA_fbtl_posix_read_datasiev
 # HDF5_USE_FILE_LOCKING=FALSE. It is safe: only one job writes a checkpoint, and under another name
 # until it is whole. It is not set here since locks do no harm where they work.
 
-# A host that loses power or its network cable says nothing. Ask idle hosts for a sign of life: after
-# 5 s of silence, every second, and end the job after 3 questions without an answer (8 s; 8 min as
-# Open MPI comes).
+# A host that loses power or its network cable says nothing. Ask idle hosts for a sign of life:
+# after 5 s of silence, every second, and end the job after 3 questions without an answer (8 s;
+# 8 min as Open MPI comes).
 export OMPI_MCA_oob_tcp_keepalive_time="${OMPI_MCA_oob_tcp_keepalive_time:-5}"
 export OMPI_MCA_oob_tcp_keepalive_intvl="${OMPI_MCA_oob_tcp_keepalive_intvl:-1}"
 export OMPI_MCA_oob_tcp_keepalive_probes="${OMPI_MCA_oob_tcp_keepalive_probes:-3}"
 
-# Time to save when mpirun itself gets SIGTERM, in seconds. mpirun waits this long, passes SIGTERM to
-# the ranks, waits this long again, then kills what is left: the second wait is for the running step
-# and the save. A job that ends with an error is ended the same way, so mpirun returns about twice
-# this time after the error's message; as Open MPI comes it is 1 s. Where a scheduler sends SIGTERM
-# and gives 30 s, put 15 here. `kill -USR1` to mpirun is better than SIGTERM: it reaches the ranks at
-# once and leaves them all the time they need.
+# Time to save when mpirun itself gets SIGTERM, in seconds. mpirun waits this long, passes SIGTERM
+# to the ranks, waits this long again, then kills what is left: the second wait is for the running
+# step and the save. A job that ends with an error is ended the same way, so mpirun returns about
+# twice this time after the error's message; as Open MPI comes it is 1 s. Where a scheduler sends
+# SIGTERM and gives 30 s, put 15 here. `kill -USR1` to mpirun is better than SIGTERM: it reaches
+# the ranks at once and leaves them all the time they need.
 export OMPI_MCA_odls_base_sigkill_timeout="${OMPI_MCA_odls_base_sigkill_timeout:-5}"

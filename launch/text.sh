@@ -1,7 +1,7 @@
 #!/bin/sh
 # text.sh - makes the text that the small configs train on: data/kjv.txt, 4.4 MB of public-domain
-# English from the package bible-kjv, one verse a line; its first 95 % as data/kjv-train.txt, the rest
-# as data/kjv-valid.txt. Does nothing when they are there. Usage: launch/text.sh.
+# English from the package bible-kjv, one verse a line; its first 95 % as data/kjv-train.txt, the
+# rest as data/kjv-valid.txt. Does nothing when they are there. Usage: launch/text.sh.
 set -eu
 cd "$(dirname "$0")/.."
 
@@ -20,7 +20,7 @@ if [ "$bytes" -lt 4000000 ]; then
     echo "error: 'bible' printed only $bytes bytes, 4.4 million were expected" >&2
     exit 65
 fi
-lines=$(head -c "$((bytes / 100 * 95))" data/kjv.txt | wc -l) # those that end before the cut
+lines=$(head -c "$((bytes * 95 / 100))" data/kjv.txt | wc -l) # those that end before the cut
 head -n "$lines" data/kjv.txt >data/kjv.tmp
 mv data/kjv.tmp data/kjv-train.txt
 tail -n "+$((lines + 1))" data/kjv.txt >data/kjv.tmp

@@ -35,8 +35,8 @@ tr_status tr_metrics_close(tr_metrics *metrics); /* NULL-safe */
  * lines for the first step, the last, and those that `every` divides: step, loss, gradient norm,
  * tokens/s, MFU, time left. A validation gets a line of its own. At most 100 columns. */
 typedef struct tr_progress tr_progress;
-/* The steps to come are first_step..last_step; the clock of the first starts here. */
-tr_progress *tr_progress_start(int64_t first_step, int64_t last_step, int64_t every);
+/* The steps to come are steps_done + 1 .. last_step; the clock of the first starts here. */
+tr_progress *tr_progress_start(int64_t steps_done, int64_t last_step, int64_t every);
 void tr_progress_step(tr_progress *progress, const tr_step_record *record);
 /* Ends the bar's line, so that other text may follow; the next step draws it anew. NULL-safe. */
 void tr_progress_pause(tr_progress *progress);

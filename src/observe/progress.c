@@ -44,11 +44,11 @@ static int terminal_columns(void) {
     return size.ws_col;
 }
 
-tr_progress *tr_progress_start(int64_t first_step, int64_t last_step, int64_t every) {
+tr_progress *tr_progress_start(int64_t steps_done, int64_t last_step, int64_t every) {
     tr_progress *progress = calloc(1, sizeof *progress);
     if (!progress) return NULL;
     *progress = (tr_progress){
-        .first_step = first_step, .last_step = last_step, .every = every, .start = now()};
+        .first_step = steps_done + 1, .last_step = last_step, .every = every, .start = now()};
     return progress;
 }
 

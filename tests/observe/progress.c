@@ -71,7 +71,7 @@ static void wait_ms(long ms) {
 }
 
 static void run(int64_t first, int64_t last, int64_t every, int64_t stop) {
-    tr_progress *progress = tr_progress_start(first, last, every);
+    tr_progress *progress = tr_progress_start(first - 1, last, every);
     for (int64_t step = first; step <= stop; step++) {
         tr_step_record record = record_of(step);
         tr_progress_step(progress, &record);
@@ -101,7 +101,7 @@ static void odd_numbers_are_said(void **state) {
     record.validation_loss = 1.5;
     record.validation_bits_per_byte = 2.25;
     to_pipe();
-    tr_progress *progress = tr_progress_start(1, 1, 1);
+    tr_progress *progress = tr_progress_start(0, 1, 1);
     tr_progress_step(progress, &record);
     record = record_of(1);
     record.grad_norm = 123456;
@@ -119,7 +119,7 @@ static void odd_numbers_are_said(void **state) {
 static void first_step_is_not_extrapolated(void **state) {
     (void)state;
     to_pipe();
-    tr_progress *progress = tr_progress_start(1, 1000, 1);
+    tr_progress *progress = tr_progress_start(0, 1000, 1);
     for (int64_t step = 1; step <= 20; step++) {
         wait_ms(step == 1 ? 200 : 5);
         tr_step_record record = record_of(step);
@@ -189,7 +189,7 @@ static void a_terminal_without_width_gets_plain_lines(void **state) {
 static void a_validation_keeps_its_line(void **state) {
     (void)state;
     to_terminal(90);
-    tr_progress *progress = tr_progress_start(1, 9, 1);
+    tr_progress *progress = tr_progress_start(0, 9, 1);
     for (int64_t step = 1; step <= 3; step++) {
         tr_step_record record = record_of(step);
         record.evaluated = step == 2;
