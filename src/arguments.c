@@ -69,16 +69,11 @@ static void add_set(parser *p, char *text) {
     p->status = tr_fail(TR_ERR_USAGE, "more than %d times --set", a->nsets);
 }
 
-/* --resume X is --set checkpoint.resume='X', quoted for YAML. */
+/* --resume X is --set checkpoint.resume=X. */
 static char *resume_set(const char *value) {
-    char *text = malloc(2 * strlen(value) + 32), *p = text;
-    if (!text) abort();
-    p += sprintf(p, "checkpoint.resume='");
-    for (; *value; value++) {
-        if (*value == '\'') *p++ = '\'';
-        *p++ = *value;
-    }
-    strcpy(p, "'");
+    char *text, *quoted = tr_config_quote(value);
+    if (asprintf(&text, "checkpoint.resume=%s", quoted) < 0) abort();
+    free(quoted);
     return text;
 }
 
