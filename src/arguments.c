@@ -29,28 +29,46 @@ enum {
     KEY_SEQUENCE
 };
 
+/* Each option belongs to one group; a command takes the groups it names. */
 static const struct argp_option options[] = {
-    {0, 0, 0, 0, "train, eval:", 1},
-    {"set", KEY_SET, "KEY=VALUE", 0, "Override a setting: section.key=value (YAML value)", 1},
+    {"set", KEY_SET, "KEY=VALUE", 0, "Override a setting: section.key=value (YAML value)",
+     TR_TAKES_SET},
     {"resume", KEY_RESUME, "auto|never|PATH", 0,
-     "Go on from the newest checkpoint, start afresh, or take this file", 1},
-    {"dry-run", KEY_DRY_RUN, 0, 0, "Check config, data and grid, print the plan, do not train", 1},
-    {0, 0, 0, 0, "eval, generate:", 2},
-    {"checkpoint", KEY_CHECKPOINT, "PATH", 0, "The checkpoint to read", 2},
-    {"prompt", KEY_PROMPT, "TEXT", 0, "What the sample starts with", 2},
-    {"tokens", KEY_TOKENS, "N", 0, "How many tokens to add (200)", 2},
-    {"temperature", KEY_TEMPERATURE, "X", 0, "0 takes the most likely token (0.8)", 2},
-    {"top-p", KEY_TOP_P, "X", 0, "Draw from the most likely tokens of this mass (0.95)", 2},
-    {"seed", KEY_SEED, "N", 0, "Another seed, another sample (1)", 2},
-    {0, 0, 0, 0, "data build|info:", 3},
-    {"output", KEY_OUTPUT, "FILE", 0, "Where the tokens go", 3},
-    {"format", KEY_FORMAT, "llm.c|megatron|text", 0, "What is written (llm.c)", 3},
-    {"documents", KEY_DOCUMENTS, "file|paragraph|line", 0, "What a document is (file)", 3},
-    {"end-of-document", KEY_EOD, "ID", 0, "A token after each document, 256 or more (none)", 3},
-    {"validation-fraction", KEY_FRACTION, "X", 0, "Hold out this last part of the text", 3},
-    {"validation-output", KEY_VALIDATION, "FILE", 0, "... and write it here", 3},
-    {"sequence-length", KEY_SEQUENCE, "N", 0, "For counting samples (256)", 3},
-    {0}};
+     "Go on from the newest checkpoint, start afresh, or take this file", TR_TAKES_TRAIN},
+    {"dry-run", KEY_DRY_RUN, 0, 0, "Check config, data and grid, print the plan, do not train",
+     TR_TAKES_TRAIN},
+    {"checkpoint", KEY_CHECKPOINT, "PATH", 0, "The checkpoint to read", TR_TAKES_CHECKPOINT},
+    {"prompt", KEY_PROMPT, "TEXT", 0, "What the sample starts with", TR_TAKES_SAMPLE},
+    {"tokens", KEY_TOKENS, "N", 0, "How many tokens to add (200)", TR_TAKES_SAMPLE},
+    {"temperature", KEY_TEMPERATURE, "X", 0, "0 takes the most likely token (0.8)",
+     TR_TAKES_SAMPLE},
+    {"top-p", KEY_TOP_P, "X", 0, "Draw from the most likely tokens of this mass (0.95)",
+     TR_TAKES_SAMPLE},
+    {"seed", KEY_SEED, "N", 0, "Another seed, another sample (1)", TR_TAKES_SAMPLE},
+    {"output", KEY_OUTPUT, "FILE", 0, "build: where the tokens go", TR_TAKES_DATA},
+    {"format", KEY_FORMAT, "llm.c|megatron|text", 0, "build: what is written (llm.c)",
+     TR_TAKES_DATA},
+    {"documents", KEY_DOCUMENTS, "file|paragraph|line", 0, "build: what a document is (file)",
+     TR_TAKES_DATA},
+    {"end-of-document", KEY_EOD, "ID", 0, "build: a token after each, 256 or more (none)",
+     TR_TAKES_DATA},
+    {"validation-fraction", KEY_FRACTION, "X", 0, "build: hold out this last part of the text",
+     TR_TAKES_DATA},
+    {"validation-output", KEY_VALIDATION, "FILE", 0, "build: where the held-out part goes",
+     TR_TAKES_DATA},
+    {"sequence-length", KEY_SEQUENCE, "N", 0, "info: for counting samples (256)", TR_TAKES_DATA}};
+
+enum { OPTIONS = sizeof options / sizeof *options };
+
+static void options_of(const tr_command *c, struct argp_option out[OPTIONS + 1]) {
+    int n = 0;
+    for (int i = 0; i < OPTIONS; i++) {
+        if (!(options[i].group & c->takes)) continue;
+        out[n] = options[i];
+        out[n++].group = 0;
+    }
+    out[n] = (struct argp_option){0};
+}
 
 /* What the parser works on. */
 typedef struct {
@@ -221,7 +239,9 @@ tr_status tr_arguments_read(int argc, char **argv, const tr_command **command_p,
     const tr_command *c = tr_commands;
     while (c->name && strcmp(c->name, name)) c++;
     if (!c->name) return bad_usage("unknown command", name);
-    struct argp argp = {options, parse, c->words, c->about, NULL, NULL, NULL};
+    struct argp_option taken[OPTIONS + 1];
+    options_of(c, taken);
+    struct argp argp = {taken, parse, c->words, c->about, NULL, NULL, NULL};
     for (int i = 2; i < argc; i++)
         if (!strcmp(argv[i], "--help") || !strcmp(argv[i], "-h")) {
             char program[64];

@@ -8,7 +8,7 @@
 
 tr_status tr_command_checkpoint(const tr_arguments *a, tr_comm *world) {
     const char *operation = a->operation ? a->operation : "";
-    const char *path = a->npaths ? a->paths[0] : a->checkpoint;
+    const char *path = a->npaths ? a->paths[0] : NULL;
     if (strcmp(operation, "info") != 0 && strcmp(operation, "verify") != 0)
         return tr_fail(TR_ERR_USAGE, "checkpoint '%s'? trireme checkpoint info|verify PATH",
                        operation);

@@ -18,8 +18,18 @@ typedef struct {
     bool dry_run;
 } tr_arguments;
 
+/* Groups of options a command takes. */
+enum {
+    TR_TAKES_SET = 1,
+    TR_TAKES_TRAIN = 2,
+    TR_TAKES_CHECKPOINT = 4,
+    TR_TAKES_SAMPLE = 8,
+    TR_TAKES_DATA = 16
+};
+
 typedef struct {
     const char *name, *words, *about;
+    int takes;
     tr_status (*run)(const tr_arguments *arguments, tr_comm *world);
 } tr_command;
 

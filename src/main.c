@@ -121,13 +121,17 @@ static tr_status command_generate(const tr_arguments *a, tr_comm *world) {
  * ---------------------------------------------------------------------------------------- */
 
 const tr_command tr_commands[] = {
-    {"train", "CONFIG", "train a model, or go on with it", command_train},
-    {"eval", "CONFIG --checkpoint PATH", "loss on the validation data", command_eval},
-    {"generate", "--checkpoint PATH --prompt TEXT", "text from a trained model", command_generate},
-    {"checkpoint", "info|verify PATH", "what a checkpoint holds; whether it is whole",
+    {"train", "CONFIG", "train a model, or go on with it", TR_TAKES_SET | TR_TAKES_TRAIN,
+     command_train},
+    {"eval", "CONFIG --checkpoint PATH", "loss on the validation data",
+     TR_TAKES_SET | TR_TAKES_CHECKPOINT, command_eval},
+    {"generate", "--checkpoint PATH --prompt TEXT", "text from a trained model",
+     TR_TAKES_CHECKPOINT | TR_TAKES_SAMPLE, command_generate},
+    {"checkpoint", "info|verify PATH", "what a checkpoint holds; whether it is whole", 0,
      tr_command_checkpoint},
-    {"data", "build|info PATH...", "text to tokens; what a data file holds", tr_command_data},
-    {NULL, NULL, NULL, NULL}};
+    {"data", "build|info PATH...", "text to tokens; what a data file holds", TR_TAKES_DATA,
+     tr_command_data},
+    {NULL, NULL, NULL, 0, NULL}};
 
 int main(int argc, char **argv) {
     tr_comm *world = tr_comm_start(&argc, &argv);
