@@ -5,7 +5,7 @@
  * it without waiting; who waits, and drives everything else in flight meanwhile, is comm.c. So a
  * backend for device memory (its `begin` enqueues on work.stream, its `advance` asks an event)
  * stands beside these two and no caller changes:
- *     shared  barriers and reductions of fp32 through memory that all ranks map
+ *     shared  reductions, gathers and barriers through memory that the ranks of a node map
  *     mpi     everything */
 #pragma once
 #include "dist/blocks.h"
@@ -54,18 +54,22 @@ struct tr_request {
     tr_work work;
     bool complete;
     tr_request *next, *previous; /* in flight in the process; `next` also links the pool */
-    /* mpi: the transfers posted, and pieces of a reduce_scatter with their staging */
+    /* mpi: the transfers posted, who takes part, and pieces of a reduce_scatter with their staging
+     */
     MPI_Request *mpi;
     MPI_Status *statuses;
     int64_t mpi_count, mpi_room;
     float *staging;
     int64_t staging_elems, pieces_posted, pieces_added;
     int tag;
+    const int *parties; /* [party_count] ranks that exchange blocks, borrowed */
+    int party_count, party;
     /* shared */
     tr_request *queued_after;
     struct tr_memory *memory; /* what the buffer lies in; NULL: private, or none */
     int64_t sequence, pieces; /* of its first piece, and how many */
     int64_t announced, worked;
+    bool across_begun, across_done; /* the exchange between nodes */
 };
 
 /* What one rank shows to its peers: two counters and signatures of its latest operations. */
@@ -87,7 +91,7 @@ typedef struct tr_memory {
     struct tr_memory *next;
     int64_t bytes;
     char *own;
-    char **peer; /* [size] every rank's memory as mapped here; NULL: private memory */
+    char **peer; /* [node_size] as mapped here, by place on the node; NULL: private memory */
 } tr_memory;
 
 typedef struct {
@@ -97,17 +101,23 @@ typedef struct {
 struct tr_comm {
     tr_runtime *runtime; /* the world's */
     bool is_world;
-    int rank, size, node_size;
-    MPI_Comm mpi;           /* point to point */
-    MPI_Comm internal;      /* messages of collectives */
-    int64_t internal_begun; /* collectives begun on `internal`: gives their tags */
+    int rank, size;
+    /* nodes.c. Where nodes hold different numbers of ranks only node_size is of use. */
+    int nodes, node, node_size, local; /* this rank is number `local` of node_size on `node` */
+    bool may_share;                    /* all nodes hold equally many ranks, more than one */
+    int *rank_of;                      /* [nodes * node_size] */
+    int *across;                       /* [nodes] ranks with this rank's `local` */
+    int *everyone;                     /* [size] 0, 1, ... */
+    MPI_Comm mpi;                      /* point to point */
+    MPI_Comm internal;                 /* messages of collectives */
+    int64_t internal_begun;            /* collectives begun on `internal`: gives their tags */
     tr_memory *memories;
     bool map_failed; /* peers' memory cannot be mapped: do not try again */
     tr_request *pool;
     int64_t in_flight;
-    /* shared: NULL lines unless all ranks map each other's memory */
+    /* shared: NULL lines unless the ranks of every node map each other's memory */
     tr_memory *lines_memory;
-    tr_shared_line **lines;               /* [size] */
+    tr_shared_line **lines;               /* [node_size] */
     int64_t shared_begun;                 /* the last sequence given */
     tr_request *queue_first, *queue_last; /* begun and not worked through */
     tr_request *announcing;               /* the first of them with a piece to announce */
@@ -119,10 +129,20 @@ struct tr_comm {
 typedef struct {
     int64_t chunk_limit; /* elements per MPI call, 0: no limit but the default's */
     bool synchronous, shared;
+    int node_ranks; /* pretended ranks of the world on a node, 0: as it is */
 } tr_comm_switches;
 const tr_comm_switches *tr_comm_get_switches(void);
 
-/* memory.c. Collective on comm: memory that all ranks map, or private memory. */
+/* nodes.c. Collective on comm->mpi. Fills what comm holds about nodes. */
+void tr_nodes_find(tr_comm *comm);
+
+/* mpi.c. A reduce_scatter or all_gather (request->work) of only the blocks of `parties`, comm ranks
+ * of which this one is number `party`. The tag comes from tr_take_tag at the operation's begin. */
+int tr_take_tag(tr_comm *comm);
+void tr_exchange_begin(tr_request *request, const int *parties, int party_count, int party);
+bool tr_exchange_advance(tr_request *request);
+
+/* memory.c. Collective on comm: memory that the ranks of each node map, or private memory. */
 tr_memory *tr_memory_create(tr_comm *comm, int64_t bytes);
 void tr_memory_destroy(tr_comm *comm, tr_memory *memory);
 /* Local. The allocation [pointer, pointer + bytes) lies in, or NULL. */

@@ -7,6 +7,7 @@
 
 #include "base/log.h"
 
+#include <limits.h>
 #include <sched.h>
 #include <stdlib.h>
 #include <string.h>
@@ -26,19 +27,31 @@ void tr_comm_set_synchronous(bool on) {
 void tr_comm_set_shared(bool on) {
     switches.shared = on;
 }
+void tr_comm_set_node_ranks(int ranks) {
+    switches.node_ranks = ranks;
+}
+
+/* A number from the environment, 1 or more, or `otherwise` if it is not set. */
+static int64_t read_number(const char *name, int64_t most, int64_t otherwise) {
+    const char *text = getenv(name);
+    if (!text) return otherwise;
+    char *end;
+    int64_t number = strtoll(text, &end, 10);
+    if (*end != '\0' || number < 1 || number > most)
+        tr_abort("%s is \"%s\"; it must be a number from 1 to %lld", name, text, (long long)most);
+    return number;
+}
+
+static bool read_flag(const char *name, bool otherwise) {
+    const char *text = getenv(name);
+    return text ? strcmp(text, "0") != 0 : otherwise;
+}
 
 static void read_switches(void) {
-    const char *limit = getenv("TRIREME_CHUNK_LIMIT"), *synchronous = getenv("TRIREME_SYNCHRONOUS"),
-               *no_shared = getenv("TRIREME_NO_SHARED");
-    if (limit) {
-        char *end;
-        switches.chunk_limit = strtoll(limit, &end, 10);
-        if (*end != '\0' || switches.chunk_limit < 1)
-            tr_abort("TRIREME_CHUNK_LIMIT is \"%s\"; it must be a number of elements, 1 or more",
-                     limit);
-    }
-    if (synchronous) switches.synchronous = strcmp(synchronous, "0") != 0;
-    if (no_shared) switches.shared = strcmp(no_shared, "0") == 0;
+    switches.chunk_limit = read_number("TRIREME_CHUNK_LIMIT", INT_MAX, switches.chunk_limit);
+    switches.node_ranks = (int)read_number("TRIREME_NODE_RANKS", INT_MAX, switches.node_ranks);
+    switches.synchronous = read_flag("TRIREME_SYNCHRONOUS", switches.synchronous);
+    switches.shared = !read_flag("TRIREME_NO_SHARED", !switches.shared);
 }
 
 /* Collective on mpi, which the new communicator owns. */
@@ -50,17 +63,12 @@ static tr_comm *wrap(MPI_Comm mpi, tr_runtime *runtime) {
     TR_MPI(MPI_Comm_rank(mpi, &comm->rank));
     TR_MPI(MPI_Comm_size(mpi, &comm->size));
     TR_MPI(MPI_Comm_dup(mpi, &comm->internal));
-    MPI_Comm node;
-    TR_MPI(MPI_Comm_split_type(mpi, MPI_COMM_TYPE_SHARED, comm->rank, MPI_INFO_NULL, &node));
-    TR_MPI(MPI_Comm_size(node, &comm->node_size));
-    TR_MPI(MPI_Comm_free(&node));
-
-    if (comm->size > 1 && comm->node_size == comm->size)
-        comm->lines_memory = tr_memory_create(comm, TR_LINE_BYTES);
+    tr_nodes_find(comm);
+    if (comm->may_share) comm->lines_memory = tr_memory_create(comm, TR_LINE_BYTES);
     if (comm->lines_memory && comm->lines_memory->peer) {
-        comm->lines = malloc((size_t)comm->size * sizeof *comm->lines);
+        comm->lines = malloc((size_t)comm->node_size * sizeof *comm->lines);
         if (!comm->lines) tr_abort("no memory for a communicator");
-        for (int k = 0; k < comm->size; k++)
+        for (int k = 0; k < comm->node_size; k++)
             comm->lines[k] = (tr_shared_line *)(void *)comm->lines_memory->peer[k];
     }
     return comm;
@@ -102,6 +110,9 @@ void tr_comm_free(tr_comm *comm) {
                  (long long)comm->in_flight);
     while (comm->memories) tr_memory_destroy(comm, comm->memories);
     free(comm->lines);
+    free(comm->rank_of);
+    free(comm->across);
+    free(comm->everyone);
     while (comm->pool) {
         tr_request *request = comm->pool;
         comm->pool = request->next;

@@ -11,10 +11,11 @@
  * allocated inside a step. A failed MPI call ends the job through tr_abort (a broken peer cannot be
  * repaired); only tr_agree returns errors.
  *
- * Inside one node, buffers from tr_comm_alloc lie in memory that all ranks of the communicator map:
- * reduce_scatter, all_gather and fp32 all_reduce on them work on the peers' memory directly. These,
- * and fp32 all_reduce of any buffer inside one node, add in rank order. Other buffers and other
- * nodes go through MPI. Either way results repeat bitwise, and all_reduce is the same on all ranks.
+ * The ranks of one node map each other's buffers from tr_comm_alloc: reduce_scatter and all_gather
+ * on them add and copy there directly, and exchange between nodes only what each rank's place on
+ * its node stands for. Inside one node fp32 all_reduce of any buffer is direct too, and all these
+ * add in rank order. The rest goes through MPI. Either way results repeat bitwise, and all_reduce
+ * is the same on all ranks.
  */
 #pragma once
 #include "base/dtype.h"
@@ -91,8 +92,10 @@ void tr_abort_step(int64_t step);
 
 /* Test switches, process-wide, set before the first operation. Also read from the environment:
  * TRIREME_CHUNK_LIMIT (elements per MPI call), TRIREME_SYNCHRONOUS=1 (every send is MPI_Issend),
- * TRIREME_NO_SHARED=1 (ranks of one node use MPI like those of different nodes). Equal on all
- * ranks; changed only while nothing is in flight. A limit of 0 gives back the default. */
+ * TRIREME_NO_SHARED=1 (ranks of one node use MPI like those of different nodes), TRIREME_NODE_RANKS
+ * (pretend that nodes hold so many ranks of the world; for communicators made from then on). Equal
+ * on all ranks; changed only while nothing is in flight. 0 gives back the default. */
 void tr_comm_set_chunk_limit(int64_t elems);
 void tr_comm_set_synchronous(bool on);
 void tr_comm_set_shared(bool on);
+void tr_comm_set_node_ranks(int ranks);

@@ -1,4 +1,4 @@
-/* memory.c - memory that all ranks of a communicator on one node map. Floor: dist.
+/* memory.c - memory that the ranks of a communicator on one node map. Floor: dist.
  *
  * Every rank backs its own part with an anonymous memory file and maps its peers' files through
  * /proc/PID/fd. Against a file in /dev/shm, or MPI's shared windows which live there: containers
@@ -79,7 +79,7 @@ static char *open_peer(const file_card *card) {
 }
 
 static void unmap_shared(tr_comm *comm, tr_memory *memory) {
-    for (int k = 0; k < comm->size; k++) unmap_file(memory->peer[k], memory->bytes);
+    for (int k = 0; k < comm->node_size; k++) unmap_file(memory->peer[k], memory->bytes);
     free(memory->peer);
     memory->peer = NULL;
     memory->own = NULL;
@@ -88,16 +88,17 @@ static void unmap_shared(tr_comm *comm, tr_memory *memory) {
 /* Collective. Fills memory->own and ->peer on all ranks, or on none and returns false. */
 static bool create_shared(tr_comm *comm, tr_memory *memory) {
     file_card *cards = calloc((size_t)comm->size, sizeof *cards);
-    memory->peer = calloc((size_t)comm->size, sizeof *memory->peer);
+    memory->peer = calloc((size_t)comm->node_size, sizeof *memory->peer);
     if (!cards || !memory->peer) tr_abort("no memory for a table of %d ranks", comm->size);
     file_card *mine = &cards[comm->rank];
     mine->bytes = memory->bytes;
     memory->own = create_file(mine);
     int32_t failure = memory->own ? 0 : errno;
     tr_end(tr_all_gather_begin(comm, NULL, TR_U8, cards, sizeof *cards));
-    memory->peer[comm->rank] = memory->own;
-    for (int k = 0; k < comm->size && failure == 0; k++) {
-        if (k != comm->rank) memory->peer[k] = open_peer(&cards[k]);
+    memory->peer[comm->local] = memory->own;
+    const int *on_node = &comm->rank_of[comm->node * comm->node_size];
+    for (int k = 0; k < comm->node_size && failure == 0; k++) {
+        if (k != comm->local) memory->peer[k] = open_peer(&cards[on_node[k]]);
         if (!memory->peer[k]) failure = errno;
     }
     /* Also keeps every file open until all have mapped it. */
@@ -122,8 +123,7 @@ tr_memory *tr_memory_create(tr_comm *comm, int64_t bytes) {
     tr_memory *memory = calloc(1, sizeof *memory);
     if (!memory) tr_abort("no memory");
     memory->bytes = bytes > 0 ? tr_round_up(bytes, 4096) : 4096;
-    bool shared = comm->size > 1 && comm->node_size == comm->size &&
-                  tr_comm_get_switches()->shared && !comm->map_failed;
+    bool shared = comm->may_share && tr_comm_get_switches()->shared && !comm->map_failed;
     if (!shared || !create_shared(comm, memory)) {
         comm->map_failed |= shared; /* once is enough */
         const tr_allocator *host = tr_host_allocator();

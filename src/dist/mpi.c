@@ -169,24 +169,29 @@ static void begin_all_to_all(tr_request *request) {
     }
 }
 
+/* The party `step` places after this one, or before it for a negative step. */
+static int party_at(const tr_request *request, int step) {
+    int index = (request->party + step + request->party_count) % request->party_count;
+    return request->parties[index];
+}
+
 static void begin_all_gather(tr_request *request) {
     const tr_comm *comm = request->comm;
     int64_t bytes = request->work.n * (int64_t)tr_dtype_bytes(request->work.dtype);
     char *blocks = request->work.buffer;
-    for (int step = 1; step < comm->size; step++) {
-        int from = (comm->rank - step + comm->size) % comm->size;
+    for (int step = 1; step < request->party_count; step++) {
+        int from = party_at(request, -step);
         recv_pieces(request, blocks + from * bytes, bytes, from, request->tag, comm->internal);
     }
-    for (int step = 1; step < comm->size; step++) {
-        int to = (comm->rank + step) % comm->size;
-        send_pieces(request, blocks + comm->rank * bytes, bytes, to, request->tag, comm->internal);
-    }
+    for (int step = 1; step < request->party_count; step++)
+        send_pieces(request, blocks + comm->rank * bytes, bytes, party_at(request, step),
+                    request->tag, comm->internal);
 }
 
-/* reduce_scatter: in step k = 1 .. size-1 rank r sends block r+k to its owner and adds what rank
- * r-k sends for block r: own + (r-1) + (r-2) + ..., the same order in every run. The pieces of all
- * steps form one row of work; LANES of them are under way, each with a staging place and two
- * transfers (receive, send). */
+/* reduce_scatter: in step k = 1, 2, ... party p sends the block of party p+k to it and adds what
+ * party p-k sends: own + (p-1) + (p-2) + ..., the same order in every run. The pieces of all steps
+ * form one row of work; LANES of them are under way, each with a staging place and two transfers
+ * (receive, send). */
 typedef struct {
     int64_t pieces, piece, n; /* pieces of one step, elements of a piece and of a block */
     int64_t total;
@@ -196,7 +201,7 @@ static scatter_plan plan_of(const tr_request *request) {
     scatter_plan plan = {.n = request->work.n};
     plan.piece = min64(piece_elems(REDUCE_PIECE_BYTES, TR_F32), plan.n);
     plan.pieces = tr_ceil_div(plan.n, plan.piece);
-    plan.total = plan.pieces * (request->comm->size - 1);
+    plan.total = plan.pieces * (request->party_count - 1);
     return plan;
 }
 
@@ -206,10 +211,10 @@ static void post_piece(tr_request *request, const scatter_plan *plan) {
     int step = (int)(index / plan->pieces) + 1;
     int64_t first = index % plan->pieces * plan->piece;
     int64_t n = min64(plan->piece, plan->n - first);
-    int to = (comm->rank + step) % comm->size, from = (comm->rank - step + comm->size) % comm->size;
+    int to = party_at(request, step);
     const float *blocks = request->work.buffer;
-    post_recv(request->staging + lane * plan->piece, n, MPI_FLOAT, from, request->tag,
-              comm->internal, &request->mpi[2 * lane]);
+    post_recv(request->staging + lane * plan->piece, n, MPI_FLOAT, party_at(request, -step),
+              request->tag, comm->internal, &request->mpi[2 * lane]);
     post_send(blocks + to * plan->n + first, n, MPI_FLOAT, to, request->tag, comm->internal,
               &request->mpi[2 * lane + 1]);
 }
@@ -243,6 +248,26 @@ static bool advance_reduce_scatter(tr_request *request) {
     return true;
 }
 
+int tr_take_tag(tr_comm *comm) {
+    return (int)(comm->internal_begun++ % INTERNAL_TAGS);
+}
+
+void tr_exchange_begin(tr_request *request, const int *parties, int party_count, int party) {
+    request->mpi_count = 0;
+    request->parties = parties;
+    request->party_count = party_count;
+    request->party = party;
+    if (request->work.kind == TR_WORK_REDUCE_SCATTER)
+        begin_reduce_scatter(request);
+    else
+        begin_all_gather(request);
+}
+
+bool tr_exchange_advance(tr_request *request) {
+    if (request->work.kind == TR_WORK_REDUCE_SCATTER) return advance_reduce_scatter(request);
+    return transfers_complete(request, 0, request->mpi_count);
+}
+
 static bool serves(tr_comm *comm, const tr_work *work) {
     (void)comm;
     (void)work;
@@ -253,8 +278,7 @@ static void begin(tr_request *request) {
     const tr_work *work = &request->work;
     tr_comm *comm = request->comm;
     request->mpi_count = 0;
-    if (work->kind != TR_WORK_SEND && work->kind != TR_WORK_RECV)
-        request->tag = (int)(comm->internal_begun++ % INTERNAL_TAGS);
+    if (work->kind != TR_WORK_SEND && work->kind != TR_WORK_RECV) request->tag = tr_take_tag(comm);
     switch (work->kind) {
     case TR_WORK_SEND:
         send_pieces(request, work->send, work->n, work->peer, work->tag, comm->mpi);
@@ -272,10 +296,8 @@ static void begin(tr_request *request) {
         begin_all_reduce(request);
         break;
     case TR_WORK_REDUCE_SCATTER:
-        begin_reduce_scatter(request);
-        break;
     case TR_WORK_ALL_GATHER:
-        begin_all_gather(request);
+        tr_exchange_begin(request, comm->everyone, comm->size, comm->rank);
         break;
     case TR_WORK_ALL_TO_ALL:
         begin_all_to_all(request);
@@ -285,10 +307,5 @@ static void begin(tr_request *request) {
     }
 }
 
-static bool advance(tr_request *request) {
-    if (request->work.kind == TR_WORK_REDUCE_SCATTER) return advance_reduce_scatter(request);
-    return transfers_complete(request, 0, request->mpi_count);
-}
-
 const tr_backend tr_backend_mpi = {
-    .name = "mpi", .serves = serves, .begin = begin, .advance = advance};
+    .name = "mpi", .serves = serves, .begin = begin, .advance = tr_exchange_advance};

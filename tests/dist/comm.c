@@ -1,6 +1,6 @@
 /* Properties of every operation of comm.h, on 1 to 8 ranks, with odd sizes, zeros and counts that
- * depend on the rank; once as it comes, once without shared memory, once in pieces of 1000 and once
- * with synchronous sends. `test_comm bench` prints speeds instead; `mismatch` and `bad_peer` end
+ * depend on the rank: with shared memory, without, and on pretended nodes; in pieces of 1000; with
+ * synchronous sends. `test_comm bench` prints speeds instead; `mismatch` and `bad_peer` end
  * the job as tr_abort does. */
 #include "dist/backend.h"
 #include "tests/dist/mpi_check.h"
@@ -220,13 +220,14 @@ static void check_sum(tr_comm *comm, float *buffer, int64_t n, bool in_rank_orde
 
 static void reduce_scatter_all_gather(tr_comm *world) {
     int size = tr_comm_size(world);
+    bool direct = tr_comm_get_switches()->shared && tr_comm_node_size(world) == size;
     for (int s = 0; s < SIZES; s++) {
         int64_t n = sizes[s], bytes = size * n * 4;
         float *private_memory = checked_malloc(bytes);
         float *shared = tr_comm_alloc(world, bytes + 400);
         check_sum(world, private_memory, n, size <= 2);
-        check_sum(world, shared, n, size <= 2 || tr_comm_get_switches()->shared);
-        check_sum(world, shared + 100, n, size <= 2 || tr_comm_get_switches()->shared);
+        check_sum(world, shared, n, size <= 2 || direct);
+        check_sum(world, shared + 100, n, size <= 2 || direct);
         tr_comm_free_memory(world, shared);
         free(private_memory);
     }
@@ -564,18 +565,29 @@ int main(int argc, char **argv) {
     static const struct {
         int64_t limit;
         bool synchronous, shared;
-    } runs[] = {{0, false, true}, {0, true, false}, {1000, false, true}, {1000, true, false}};
-    int failed = 0;
+        int node_ranks; /* 0: as it is */
+        bool round_robin;
+    } runs[] = {{0, false, true, 0, false},    {0, true, false, 0, false},
+                {1000, false, true, 0, false}, {1000, true, false, 0, false},
+                {0, false, true, 2, false},    {1000, true, true, 2, true}};
+    int failed = 0, rank = tr_comm_rank(world);
     for (size_t r = 0; r < sizeof runs / sizeof runs[0]; r++) {
+        if (runs[r].node_ranks > 0 && tr_comm_size(world) <= runs[r].node_ranks) continue;
         tr_comm_set_chunk_limit(runs[r].limit);
         tr_comm_set_synchronous(runs[r].synchronous);
         tr_comm_set_shared(runs[r].shared);
-        if (tr_comm_rank(world) == 0)
-            printf("limit %lld, %s sends, %s memory\n", (long long)runs[r].limit,
+        tr_comm_set_node_ranks(runs[r].node_ranks);
+        if (rank == 0)
+            printf("limit %lld, %s sends, %s memory, nodes of %d%s\n", (long long)runs[r].limit,
                    runs[r].synchronous ? "synchronous" : "standard",
-                   runs[r].shared ? "shared" : "private");
-        failed += mpi_check_all(world, cases, sizeof cases / sizeof cases[0]);
+                   runs[r].shared ? "shared" : "private", runs[r].node_ranks,
+                   runs[r].round_robin ? ", ranks dealt round" : "");
+        int key = runs[r].round_robin ? rank % 2 * 1000 + rank : rank;
+        tr_comm *comm = tr_comm_split(world, 0, key);
+        failed += mpi_check_all(comm, cases, sizeof cases / sizeof cases[0]);
+        tr_comm_free(comm);
     }
+    tr_comm_set_node_ranks(0);
     failed += mpi_check_all(world, cut_case, 1);
     tr_comm_stop(world);
     return failed != 0;
