@@ -41,8 +41,8 @@ void tr_attention_layer_forward(const tr_attention_layer *l, const tr_pass *pass
     const tr_env *c = pass->c;
     int64_t Hq = c->config->num_attention_heads, Hkv = c->config->num_key_value_heads;
     int64_t kv_elems = c->N * Hkv * c->config->head_dim;
-    void *q = tr_save(pass, saved, TR_SAVED_Q, c->N * Hq * c->config->head_dim, c->t);
-    char *k = tr_save(pass, saved, TR_SAVED_KV, 2 * kv_elems, c->t);
+    void *q = tr_save(pass, saved, TR_SAVED_Q);
+    char *k = tr_save(pass, saved, TR_SAVED_KV);
     char *v = k + (size_t)kv_elems * tr_dtype_bytes(c->t);
     tr_linear(c, q, c->t, x, tr_param_at(c, l->q), c->N, 0);
     tr_linear(c, k, c->t, x, tr_param_at(c, l->k), c->N, 0);

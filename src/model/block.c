@@ -33,9 +33,9 @@ static void norm_forward(const tr_pass *pass, tr_saved *saved, const void *x, in
                          tr_saved_id y_id, tr_saved_id rstd_id) {
     const tr_env *c = pass->c;
     int64_t H = c->config->hidden_size;
-    void *y = tr_save(pass, saved, y_id, c->N * H, c->t);
+    void *y = tr_save(pass, saved, y_id);
     float *rstd = saved->t[rstd_id]; /* kept when only y is computed again */
-    if (!rstd) rstd = tr_save(pass, saved, rstd_id, c->N, TR_F32);
+    if (!rstd) rstd = tr_save(pass, saved, rstd_id);
     c->kernels->rmsnorm_forward(c->stream, c->t, y, rstd, x, tr_param_at(c, weight)->weight, c->N,
                                 H, H, (float)c->config->rms_norm_eps);
 }
@@ -59,7 +59,7 @@ void tr_block_forward(const tr_block_layer *b, const tr_pass *pass, tr_saved *sa
     tr_arena_mark mark = tr_arena_get_mark(c->scratch);
     const void *x = saved->t[TR_SAVED_X];
     norm_forward(pass, saved, x, b->norm1, TR_SAVED_NORM1, TR_SAVED_RSTD1);
-    void *mid = tr_save(pass, saved, TR_SAVED_MID, c->N * c->config->hidden_size, c->t);
+    void *mid = tr_save(pass, saved, TR_SAVED_MID);
     copy(c, mid, x);
     tr_attention_layer_forward(&b->attention, pass, saved, saved->t[TR_SAVED_NORM1], mid);
     norm_forward(pass, saved, mid, b->norm2, TR_SAVED_NORM2, TR_SAVED_RSTD2);

@@ -48,6 +48,18 @@ static void chunk_backward(const tr_head_layer *h, const tr_env *c, const void *
                                            .beta = 1});
 }
 
+/* Pieces the rows are cut into. */
+static int64_t chunks_of(const tr_env *c) {
+    int64_t rows = CHUNK_BYTES / 4 / c->config->vocab_size;
+    int64_t chunks = tr_ceil_div(c->N, rows > 1 ? rows : 1);
+    return chunks > 1 ? chunks : 1;
+}
+
+int64_t tr_head_scratch_bytes(const tr_env *c) {
+    return c->N * c->config->hidden_size * (int64_t)tr_dtype_bytes(c->t) +
+           tr_ceil_div(c->N, chunks_of(c)) * c->config->vocab_size * 4;
+}
+
 void tr_head_forward(const tr_head_layer *h, const tr_pass *pass, tr_head_saved *saved,
                      const void *x, const int32_t *label) {
     const tr_env *c = pass->c;
@@ -59,9 +71,8 @@ void tr_head_forward(const tr_head_layer *h, const tr_pass *pass, tr_head_saved 
     tr_arena_mark mark = tr_arena_get_mark(c->scratch);
     float *rstd = pass->training ? saved->rstd : tr_scratch(c, c->N, TR_F32);
     void *y = normed(h, c, x, rstd, c->N);
-    int64_t most = CHUNK_BYTES / 4 / V > 1 ? CHUNK_BYTES / 4 / V : 1;
-    int64_t chunks = tr_ceil_div(c->N, most);
-    float *logits = tr_scratch(c, tr_ceil_div(c->N, chunks ? chunks : 1) * V, TR_F32);
+    int64_t chunks = chunks_of(c);
+    float *logits = tr_scratch(c, tr_ceil_div(c->N, chunks) * V, TR_F32);
     /* gradients take the place of the logits they come from */
     void *dlogits = pass->training ? logits : NULL;
     int64_t ld = c->t == TR_F32 ? V : 2 * V;

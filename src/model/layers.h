@@ -115,5 +115,7 @@ void tr_head_forward(const tr_head_layer *head, const tr_pass *pass, tr_head_sav
 /* dx[N,H] = . */
 void tr_head_backward(const tr_head_layer *head, const tr_pass *pass, const tr_head_saved *saved,
                       const void *x, void *dx);
+/* Scratch bytes of a training forward. */
+int64_t tr_head_scratch_bytes(const tr_env *c);
 /* Logits [V] of row n, for sampling. Device memory in scratch. */
 float *tr_head_logits(const tr_head_layer *head, const tr_pass *pass, const void *x, int64_t n);

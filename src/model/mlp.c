@@ -29,7 +29,7 @@ void tr_mlp_declare(tr_mlp_layer *l, tr_registry *r, const tr_model_config *m, c
 
 static void activate(const tr_mlp_layer *l, const tr_pass *pass, tr_saved *saved) {
     const tr_env *c = pass->c;
-    void *act = tr_save(pass, saved, TR_SAVED_ACT, c->N * l->width, c->t);
+    void *act = tr_save(pass, saved, TR_SAVED_ACT);
     c->kernels->swiglu_forward(c->stream, c->t, act, saved->t[TR_SAVED_GATE], saved->t[TR_SAVED_UP],
                                (tr_rows){c->N, NULL}, l->width);
 }
@@ -37,8 +37,8 @@ static void activate(const tr_mlp_layer *l, const tr_pass *pass, tr_saved *saved
 void tr_mlp_forward(const tr_mlp_layer *l, const tr_pass *pass, tr_saved *saved, const void *x,
                     void *y) {
     const tr_env *c = pass->c;
-    void *gate = tr_save(pass, saved, TR_SAVED_GATE, c->N * l->width, c->t);
-    void *up = tr_save(pass, saved, TR_SAVED_UP, c->N * l->width, c->t);
+    void *gate = tr_save(pass, saved, TR_SAVED_GATE);
+    void *up = tr_save(pass, saved, TR_SAVED_UP);
     tr_linear(c, gate, c->t, x, tr_param_at(c, l->gate), c->N, 0);
     tr_linear(c, up, c->t, x, tr_param_at(c, l->up), c->N, 0);
     activate(l, pass, saved);

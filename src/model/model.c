@@ -133,6 +133,10 @@ tr_registry *tr_model_registry(tr_model *model) {
     return model->env.registry;
 }
 
+static int64_t mlp_width(const tr_block_layer *b) {
+    return b->is_moe ? b->moe.shared.width : b->mlp.width;
+}
+
 static void slot_init(tr_model *model, slot_state *s) {
     const tr_env *c = &model->env;
     size_t boundary = (size_t)tr_model_boundary_bytes(model);
@@ -147,8 +151,9 @@ static void slot_init(tr_model *model, slot_state *s) {
     s->block = calloc((size_t)model->layers.count + 1, sizeof *s->block);
     if (!s->block) abort();
     for (int64_t i = 0; i < model->layers.count; i++) {
-        if (!model->blocks[i].is_moe) continue;
         tr_saved *b = &s->block[i];
+        b->width = mlp_width(&model->blocks[i]);
+        if (!model->blocks[i].is_moe) continue;
         b->send_rows = calloc((size_t)(2 * ep), sizeof *b->send_rows);
         b->stats = calloc((size_t)(tr_router_groups(c) * (2 + 2 * E)), sizeof *b->stats);
         if (!b->send_rows || !b->stats) abort();
@@ -331,4 +336,23 @@ int64_t tr_model_activation_bytes(const tr_model *model) {
     if (model->persistent) bytes += tr_arena_peak_bytes(model->persistent);
     for (int64_t i = 0; i < model->nslots; i++) bytes += tr_arena_peak_bytes(model->slots[i].kept);
     return (int64_t)bytes;
+}
+
+int64_t tr_model_plan_activations(const tr_model *model, int64_t slots, int64_t B, int64_t S) {
+    tr_env c = model->env;
+    c.N = B * (S / c.grid->at.shape.context);
+    int64_t H = c.config->hidden_size, t = (int64_t)tr_dtype_bytes(c.t), boundary = c.N * H * t;
+    int64_t a_slot = 3 * boundary + 9 * c.N, scratch = 0;
+    for (int64_t i = 0; i < model->layers.count; i++) {
+        const tr_block_layer *b = &model->blocks[i];
+        int64_t kept, all, width = mlp_width(b);
+        tr_saved_plan(&c, b->is_moe, width, &kept, &all);
+        /* a backward holds what it computes again and about as many gradients as tensors */
+        if (all + all - kept > scratch) scratch = all + all - kept;
+        a_slot += kept;
+    }
+    int64_t head = tr_head_scratch_bytes(&c);
+    if (model->last) a_slot += boundary + 4 * c.N;
+    if (model->last && head > scratch) scratch = head;
+    return slots * a_slot + scratch;
 }

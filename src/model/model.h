@@ -72,3 +72,6 @@ void tr_model_logits(tr_model *model, int64_t n, float *logits);
 
 /* Bytes of activations held for `slots` micro-batches and scratch, the most so far. */
 int64_t tr_model_activation_bytes(const tr_model *model);
+/* Local, pure. The same, planned before anything runs: what the blocks keep is exact (rows of
+ * experts balanced), scratch a bound. */
+int64_t tr_model_plan_activations(const tr_model *model, int64_t slots, int64_t B, int64_t S);

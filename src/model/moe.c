@@ -69,9 +69,9 @@ static void plan_exchange(const tr_pass *pass, tr_saved *saved) {
         for (int64_t e = 0; e < El; e++) saved->recv_rows[r] += received[r * El + e];
         saved->rows_here += saved->recv_rows[r];
     }
-    int64_t *local = tr_save(pass, saved, TR_SAVED_LOCAL, El + 1, TR_I64);
-    int32_t *from = tr_save(pass, saved, TR_SAVED_FROM, saved->rows_here, TR_I32);
-    int32_t *to = tr_save(pass, saved, TR_SAVED_TO, saved->rows_here, TR_I32);
+    int64_t *local = tr_save(pass, saved, TR_SAVED_LOCAL);
+    int32_t *from = tr_save(pass, saved, TR_SAVED_FROM);
+    int32_t *to = tr_save(pass, saved, TR_SAVED_TO);
     tr_arena_mark mark = tr_arena_get_mark(c->scratch);
     int64_t *counts = tr_scratch(c, E, TR_I64);
     c->device->copy(c->stream, counts, received, (size_t)E * 8, TR_TO_DEVICE);
@@ -134,7 +134,7 @@ static crossing back_begin(const tr_env *c, const tr_saved *saved, const void *r
 static void activate(const tr_pass *pass, tr_saved *saved, tr_rows rows) {
     const tr_env *c = pass->c;
     int64_t I = c->config->moe_intermediate_size;
-    void *act = tr_save(pass, saved, TR_SAVED_ACT_E, rows.max * I, c->t);
+    void *act = tr_save(pass, saved, TR_SAVED_ACT_E);
     c->kernels->swiglu_forward(c->stream, c->t, act, saved->t[TR_SAVED_GATE_E],
                                saved->t[TR_SAVED_UP_E], rows, I);
 }
@@ -159,9 +159,8 @@ static void grouped_weight(const tr_env *c, const tr_saved *saved, int64_t weigh
 static void experts_forward(const tr_moe_layer *l, const tr_pass *pass, tr_saved *saved, void *y) {
     const tr_env *c = pass->c;
     tr_rows rows = expert_rows(c, saved);
-    int64_t I = c->config->moe_intermediate_size;
-    void *gate = tr_save(pass, saved, TR_SAVED_GATE_E, rows.max * I, c->t);
-    void *up = tr_save(pass, saved, TR_SAVED_UP_E, rows.max * I, c->t);
+    void *gate = tr_save(pass, saved, TR_SAVED_GATE_E);
+    void *up = tr_save(pass, saved, TR_SAVED_UP_E);
     grouped(c, saved, gate, saved->t[TR_SAVED_XE], l->gate, true, rows, 0);
     grouped(c, saved, up, saved->t[TR_SAVED_XE], l->up, true, rows, 0);
     activate(pass, saved, rows);
@@ -202,8 +201,8 @@ void tr_moe_forward(const tr_moe_layer *l, const tr_pass *pass, tr_saved *saved,
         if (crosses(c)) plan_exchange(pass, saved);
     }
     tr_rows sent = source_rows(c, saved), here = expert_rows(c, saved);
-    void *xe = tr_save(pass, saved, TR_SAVED_XE, here.max * H, c->t);
-    void *ye = tr_save(pass, saved, TR_SAVED_YE, sent.max * H, c->t);
+    void *xe = tr_save(pass, saved, TR_SAVED_XE);
+    void *ye = tr_save(pass, saved, TR_SAVED_YE);
     tr_arena_mark mark = tr_arena_get_mark(c->scratch);
     void *rows = crosses(c) ? tr_scratch(c, sent.max * H, c->t) : xe;
     void *out = crosses(c) ? tr_scratch(c, here.max * H, c->t) : ye;

@@ -49,51 +49,58 @@ typedef struct {
     bool recomputing;     /* a forward run again inside the backward */
 } tr_pass;
 
-/* What a block saves: one row a tensor (saved.c). TR_KEEP_ALWAYS rows are kept under every
- * recomputation, UNLESS_FULL rows under none and selective, ONLY_NONE rows under none alone. */
+/* What a block saves for its backward: one row a tensor. The table in saved.c gives each its shape,
+ * type and whether a recomputation drops it; memory, recomputation and the plan all read that
+ * table. */
 typedef enum {
-    TR_SAVED_X,       /* [N,H] the block's input */
-    TR_SAVED_NORM1,   /* [N,H] */
-    TR_SAVED_RSTD1,   /* [N] */
-    TR_SAVED_Q,       /* [N,Hq,D] rotated */
-    TR_SAVED_KV,      /* [N,Hkv,D] rotated keys, then [N,Hkv,D] values */
-    TR_SAVED_ATTN,    /* [N,Hq,D] attention's output */
-    TR_SAVED_LSE,     /* [B,Hq,S_loc] */
-    TR_SAVED_MID,     /* [N,H] after attention's residual */
-    TR_SAVED_NORM2,   /* [N,H] */
-    TR_SAVED_RSTD2,   /* [N] */
-    TR_SAVED_GATE,    /* [N,I] dense or shared expert */
-    TR_SAVED_UP,      /* [N,I] */
-    TR_SAVED_ACT,     /* [N,I] silu(gate)*up */
-    TR_SAVED_PROB,    /* [N,E] router probabilities */
-    TR_SAVED_RLSE,    /* [N] router log-sum-exp */
-    TR_SAVED_INDEX,   /* [N,k] chosen experts */
-    TR_SAVED_WEIGHT,  /* [N,k] */
-    TR_SAVED_ROW_OF,  /* [N,k] pair -> row in expert order */
-    TR_SAVED_PAIR_OF, /* [N*k] row -> pair */
-    TR_SAVED_OFFSET,  /* [E+1] rows by expert at the source */
-    TR_SAVED_LOCAL,   /* [El+1] rows by local expert */
-    TR_SAVED_FROM,    /* [R] expert order -> arrival */
-    TR_SAVED_TO,      /* [R] arrival -> expert order */
-    TR_SAVED_XE,      /* [R,H] experts' input */
-    TR_SAVED_GATE_E,  /* [R,Ie] */
-    TR_SAVED_UP_E,    /* [R,Ie] */
-    TR_SAVED_ACT_E,   /* [R,Ie] */
-    TR_SAVED_YE,      /* [N*k,H] experts' output, back at the source */
+    TR_SAVED_X, /* the block's input */
+    TR_SAVED_NORM1,
+    TR_SAVED_RSTD1,
+    TR_SAVED_Q,    /* rotated */
+    TR_SAVED_KV,   /* [N,Hkv,D] rotated keys, then [N,Hkv,D] values */
+    TR_SAVED_ATTN, /* attention's output */
+    TR_SAVED_LSE,  /* [B,Hq,S_loc] */
+    TR_SAVED_MID,  /* after attention's residual */
+    TR_SAVED_NORM2,
+    TR_SAVED_RSTD2,
+    TR_SAVED_GATE, /* dense or shared expert */
+    TR_SAVED_UP,
+    TR_SAVED_ACT,   /* silu(gate)*up */
+    TR_SAVED_PROB,  /* router probabilities */
+    TR_SAVED_RLSE,  /* router log-sum-exp */
+    TR_SAVED_INDEX, /* chosen experts */
+    TR_SAVED_WEIGHT,
+    TR_SAVED_ROW_OF,  /* pair -> row in expert order */
+    TR_SAVED_PAIR_OF, /* row -> pair */
+    TR_SAVED_OFFSET,  /* rows by expert at the source */
+    TR_SAVED_LOCAL,   /* rows by local expert */
+    TR_SAVED_FROM,    /* expert order -> arrival */
+    TR_SAVED_TO,      /* arrival -> expert order */
+    TR_SAVED_XE,      /* experts' input */
+    TR_SAVED_GATE_E,
+    TR_SAVED_UP_E,
+    TR_SAVED_ACT_E,
+    TR_SAVED_YE, /* experts' output, back at the source */
     TR_SAVED_COUNT
 } tr_saved_id;
 
 typedef struct {
     void *t[TR_SAVED_COUNT]; /* device; NULL when not kept */
+    int64_t width;           /* of the dense or shared feed-forward, 0: none */
+    bool is_moe;
     /* host, MoE: rows to and from each expert rank, and balance sums */
     int64_t *send_rows, *recv_rows; /* [ep] */
-    int64_t rows_sent, rows_here;   /* their sums: R at the source and at the experts */
+    int64_t rows_sent, rows_here;   /* R at the source and at the experts, or a bound of it */
     double *stats;                  /* [G, 2+2E], summed over the context group */
     double micro_tokens;            /* scope global_batch: tokens of this micro-batch alone */
 } tr_saved;
 
 /* Local. Memory for one saved tensor: kept or scratch, by the table; remembers it in `saved`. */
-void *tr_save(const tr_pass *pass, tr_saved *saved, tr_saved_id id, int64_t elems, tr_dtype t);
+void *tr_save(const tr_pass *pass, tr_saved *saved, tr_saved_id id);
+/* Local. Bytes a block of this kind keeps for one micro-batch, and all it saves, kept or not (rows
+ * of experts balanced). */
+void tr_saved_plan(const tr_env *c, bool is_moe, int64_t width, int64_t *kept_bytes_p,
+                   int64_t *all_bytes_p);
 /* Local. Forgets what lies in scratch: called before scratch is released. */
 void tr_saved_forget(const tr_pass *pass, tr_saved *saved);
 /* Local. Whether a kept tensor has to be computed again. */

@@ -114,8 +114,8 @@ void tr_ring_forward(const tr_pass *pass, tr_saved *saved) {
     const tr_env *c = pass->c;
     ring r = ring_of(c);
     int64_t q_elems = c->N * r.Hq * r.D;
-    tr_save(pass, saved, TR_SAVED_ATTN, q_elems, c->t);
-    tr_save(pass, saved, TR_SAVED_LSE, c->N * r.Hq, TR_F32);
+    tr_save(pass, saved, TR_SAVED_ATTN);
+    tr_save(pass, saved, TR_SAVED_LSE);
     tr_arena_mark mark = tr_arena_get_mark(c->scratch);
     bool partial = r.cp > 1; /* partial results are merged in fp32 */
     void *out =

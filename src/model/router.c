@@ -146,13 +146,14 @@ void tr_router_forward(const tr_moe_layer *l, const tr_pass *pass, tr_saved *sav
     tr_env *c = pass->c;
     const tr_model_config *m = c->config;
     int64_t E = m->num_experts, k = m->num_experts_per_tok, pairs = c->N * k;
-    float *prob = tr_save(pass, saved, TR_SAVED_PROB, c->N * E, TR_F32);
-    float *lse = tr_save(pass, saved, TR_SAVED_RLSE, c->N, TR_F32);
-    int32_t *index = tr_save(pass, saved, TR_SAVED_INDEX, pairs, TR_I32);
-    float *weight = tr_save(pass, saved, TR_SAVED_WEIGHT, pairs, TR_F32);
-    int32_t *row_of = tr_save(pass, saved, TR_SAVED_ROW_OF, pairs, TR_I32);
-    int32_t *pair_of = tr_save(pass, saved, TR_SAVED_PAIR_OF, pairs, TR_I32);
-    int64_t *offset = tr_save(pass, saved, TR_SAVED_OFFSET, E + 1, TR_I64);
+    saved->rows_sent = saved->rows_here = pairs; /* a bound, until an exchange counts them */
+    float *prob = tr_save(pass, saved, TR_SAVED_PROB);
+    float *lse = tr_save(pass, saved, TR_SAVED_RLSE);
+    int32_t *index = tr_save(pass, saved, TR_SAVED_INDEX);
+    float *weight = tr_save(pass, saved, TR_SAVED_WEIGHT);
+    int32_t *row_of = tr_save(pass, saved, TR_SAVED_ROW_OF);
+    int32_t *pair_of = tr_save(pass, saved, TR_SAVED_PAIR_OF);
+    int64_t *offset = tr_save(pass, saved, TR_SAVED_OFFSET);
     tr_arena_mark mark = tr_arena_get_mark(c->scratch);
     float *logits = tr_scratch(c, c->N * E, TR_F32), *score = tr_scratch(c, pairs, TR_F32);
     tr_linear(c, logits, TR_F32, x, tr_param_at(c, l->router), c->N, 0);

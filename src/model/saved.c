@@ -1,36 +1,136 @@
 /* saved.c - the table of what a block saves for its backward, and linear layers. Floor: model. */
 #include "model/pass.h"
 
-typedef enum { KEEP_ALWAYS, KEEP_UNLESS_FULL, KEEP_ONLY_NONE } keep_rule;
+/* Dropped by: no recomputation, full, selective and full. */
+typedef enum { NEVER, FULL, SELECTIVE } drop_rule;
+typedef enum { COMPUTE, FLOAT, INT32, INT64 } element;
+typedef enum {
+    ONE,
+    TOKENS,
+    PAIRS,
+    SENT,
+    HERE
+} rows_of; /* N; N*k; rows at the source, at experts */
+typedef enum { W1, W_H, W_Q, W_KV2, W_HEADS, W_I, W_IE, W_E, W_OFFSETS, W_LOCAL } width_of;
 
-static const keep_rule rule_of[TR_SAVED_COUNT] = {
-    [TR_SAVED_X] = KEEP_ALWAYS,           [TR_SAVED_NORM1] = KEEP_ONLY_NONE,
-    [TR_SAVED_RSTD1] = KEEP_UNLESS_FULL,  [TR_SAVED_Q] = KEEP_UNLESS_FULL,
-    [TR_SAVED_KV] = KEEP_UNLESS_FULL,     [TR_SAVED_ATTN] = KEEP_ONLY_NONE,
-    [TR_SAVED_LSE] = KEEP_ONLY_NONE,      [TR_SAVED_MID] = KEEP_UNLESS_FULL,
-    [TR_SAVED_NORM2] = KEEP_ONLY_NONE,    [TR_SAVED_RSTD2] = KEEP_UNLESS_FULL,
-    [TR_SAVED_GATE] = KEEP_UNLESS_FULL,   [TR_SAVED_UP] = KEEP_UNLESS_FULL,
-    [TR_SAVED_ACT] = KEEP_ONLY_NONE,      [TR_SAVED_PROB] = KEEP_ALWAYS,
-    [TR_SAVED_RLSE] = KEEP_ALWAYS,        [TR_SAVED_INDEX] = KEEP_ALWAYS,
-    [TR_SAVED_WEIGHT] = KEEP_ALWAYS,      [TR_SAVED_ROW_OF] = KEEP_ALWAYS,
-    [TR_SAVED_PAIR_OF] = KEEP_ALWAYS,     [TR_SAVED_OFFSET] = KEEP_ALWAYS,
-    [TR_SAVED_LOCAL] = KEEP_ALWAYS,       [TR_SAVED_FROM] = KEEP_ALWAYS,
-    [TR_SAVED_TO] = KEEP_ALWAYS,          [TR_SAVED_XE] = KEEP_UNLESS_FULL,
-    [TR_SAVED_GATE_E] = KEEP_UNLESS_FULL, [TR_SAVED_UP_E] = KEEP_UNLESS_FULL,
-    [TR_SAVED_ACT_E] = KEEP_ONLY_NONE,    [TR_SAVED_YE] = KEEP_UNLESS_FULL,
+static const struct {
+    drop_rule drop;
+    element type;
+    rows_of rows;
+    width_of width;
+} table[TR_SAVED_COUNT] = {
+    [TR_SAVED_X] = {NEVER, COMPUTE, TOKENS, W_H},
+    [TR_SAVED_NORM1] = {SELECTIVE, COMPUTE, TOKENS, W_H},
+    [TR_SAVED_RSTD1] = {FULL, FLOAT, TOKENS, W1},
+    [TR_SAVED_Q] = {FULL, COMPUTE, TOKENS, W_Q},
+    [TR_SAVED_KV] = {FULL, COMPUTE, TOKENS, W_KV2},
+    [TR_SAVED_ATTN] = {SELECTIVE, COMPUTE, TOKENS, W_Q},
+    [TR_SAVED_LSE] = {SELECTIVE, FLOAT, TOKENS, W_HEADS},
+    [TR_SAVED_MID] = {FULL, COMPUTE, TOKENS, W_H},
+    [TR_SAVED_NORM2] = {SELECTIVE, COMPUTE, TOKENS, W_H},
+    [TR_SAVED_RSTD2] = {FULL, FLOAT, TOKENS, W1},
+    [TR_SAVED_GATE] = {FULL, COMPUTE, TOKENS, W_I},
+    [TR_SAVED_UP] = {FULL, COMPUTE, TOKENS, W_I},
+    [TR_SAVED_ACT] = {SELECTIVE, COMPUTE, TOKENS, W_I},
+    [TR_SAVED_PROB] = {NEVER, FLOAT, TOKENS, W_E},
+    [TR_SAVED_RLSE] = {NEVER, FLOAT, TOKENS, W1},
+    [TR_SAVED_INDEX] = {NEVER, INT32, PAIRS, W1},
+    [TR_SAVED_WEIGHT] = {NEVER, FLOAT, PAIRS, W1},
+    [TR_SAVED_ROW_OF] = {NEVER, INT32, PAIRS, W1},
+    [TR_SAVED_PAIR_OF] = {NEVER, INT32, PAIRS, W1},
+    [TR_SAVED_OFFSET] = {NEVER, INT64, ONE, W_OFFSETS},
+    [TR_SAVED_LOCAL] = {NEVER, INT64, ONE, W_LOCAL},
+    [TR_SAVED_FROM] = {NEVER, INT32, HERE, W1},
+    [TR_SAVED_TO] = {NEVER, INT32, HERE, W1},
+    [TR_SAVED_XE] = {FULL, COMPUTE, HERE, W_H},
+    [TR_SAVED_GATE_E] = {FULL, COMPUTE, HERE, W_IE},
+    [TR_SAVED_UP_E] = {FULL, COMPUTE, HERE, W_IE},
+    [TR_SAVED_ACT_E] = {SELECTIVE, COMPUTE, HERE, W_IE},
+    [TR_SAVED_YE] = {FULL, COMPUTE, SENT, W_H},
 };
 
-static bool kept(const tr_pass *pass, tr_saved_id id) {
-    if (rule_of[id] == KEEP_ALWAYS) return true;
-    if (!pass->training || pass->recomputing) return false;
-    return pass->c->recompute == TR_RECOMPUTE_NONE ||
-           (pass->c->recompute == TR_RECOMPUTE_SELECTIVE && rule_of[id] == KEEP_UNLESS_FULL);
+static int64_t width(const tr_env *c, const tr_saved *saved, tr_saved_id id) {
+    const tr_model_config *m = c->config;
+    switch (table[id].width) {
+    case W1:
+        return 1;
+    case W_H:
+        return m->hidden_size;
+    case W_Q:
+        return m->num_attention_heads * m->head_dim;
+    case W_KV2:
+        return 2 * m->num_key_value_heads * m->head_dim;
+    case W_HEADS:
+        return m->num_attention_heads;
+    case W_I:
+        return saved->width;
+    case W_IE:
+        return m->moe_intermediate_size;
+    case W_E:
+        return m->num_experts;
+    case W_OFFSETS:
+        return m->num_experts + 1;
+    case W_LOCAL:
+        return m->num_experts / c->grid->at.shape.expert + 1;
+    }
+    return 0;
 }
 
-void *tr_save(const tr_pass *pass, tr_saved *saved, tr_saved_id id, int64_t elems, tr_dtype t) {
+static int64_t rows(const tr_env *c, const tr_saved *saved, tr_saved_id id) {
+    switch (table[id].rows) {
+    case ONE:
+        return 1;
+    case TOKENS:
+        return c->N;
+    case PAIRS:
+        return c->N * c->config->num_experts_per_tok;
+    case SENT:
+        return saved->rows_sent;
+    case HERE:
+        return saved->rows_here;
+    }
+    return 0;
+}
+
+static size_t bytes(const tr_env *c, const tr_saved *saved, tr_saved_id id) {
+    static const tr_dtype type[] = {[FLOAT] = TR_F32, [INT32] = TR_I32, [INT64] = TR_I64};
+    tr_dtype t = table[id].type == COMPUTE ? c->t : type[table[id].type];
+    return (size_t)(rows(c, saved, id) * width(c, saved, id)) * tr_dtype_bytes(t);
+}
+
+/* Whether a training forward keeps the tensor. */
+static bool survives(const tr_env *c, tr_saved_id id) {
+    switch (c->recompute) {
+    case TR_RECOMPUTE_NONE:
+        return true;
+    case TR_RECOMPUTE_SELECTIVE:
+        return table[id].drop != SELECTIVE;
+    case TR_RECOMPUTE_FULL:
+        return table[id].drop == NEVER;
+    }
+    return true;
+}
+
+static bool kept(const tr_pass *pass, tr_saved_id id) {
+    if (table[id].drop == NEVER) return true;
+    return pass->training && !pass->recomputing && survives(pass->c, id);
+}
+
+void *tr_save(const tr_pass *pass, tr_saved *saved, tr_saved_id id) {
     tr_arena *arena = kept(pass, id) ? pass->kept : pass->c->scratch;
-    saved->t[id] = tr_arena_alloc(arena, (size_t)elems * tr_dtype_bytes(t));
-    return saved->t[id];
+    return saved->t[id] = tr_arena_alloc(arena, bytes(pass->c, saved, id));
+}
+
+void tr_saved_plan(const tr_env *c, bool is_moe, int64_t mlp_width, int64_t *kept_bytes_p,
+                   int64_t *all_bytes_p) {
+    int64_t pairs = c->N * c->config->num_experts_per_tok;
+    tr_saved balanced = {.width = mlp_width, .rows_sent = pairs, .rows_here = pairs};
+    *kept_bytes_p = *all_bytes_p = 0;
+    for (int id = 0; id < (is_moe ? TR_SAVED_COUNT : TR_SAVED_PROB); id++) {
+        int64_t b = (int64_t)bytes(c, &balanced, (tr_saved_id)id);
+        *all_bytes_p += b;
+        if (survives(c, (tr_saved_id)id)) *kept_bytes_p += b;
+    }
 }
 
 void tr_saved_forget(const tr_pass *pass, tr_saved *saved) {

@@ -4,6 +4,7 @@
 
 #include "base/log.h"
 
+#include <math.h>
 #include <omp.h>
 #include <sched.h>
 #include <stdio.h>
@@ -211,6 +212,26 @@ tr_status tr_job_init_weights(tr_job *job) {
 /* --- the plan ------------------------------------------------------------------------------------
  */
 
+/* Micro-batches this rank holds at once. */
+static int64_t in_flight(const tr_job *job) {
+    const tr_grid_place *at = &job->grid->at;
+    tr_schedule s = tr_schedule_create(job->config->parallel.schedule, at->shape.pipeline, at->p,
+                                       job->micro_batches, false);
+    int64_t slots = s.slots;
+    tr_schedule_free(&s);
+    return slots;
+}
+
+/* What the machine could still give, as /proc/meminfo says; unlimited when it does not. */
+static double available_bytes(void) {
+    char line[256];
+    double kib = INFINITY;
+    FILE *f = fopen("/proc/meminfo", "r");
+    while (f && fgets(line, sizeof line, f)) sscanf(line, "MemAvailable: %lf kB", &kib);
+    if (f) fclose(f);
+    return kib * 1024;
+}
+
 void tr_job_print_plan(const tr_job *job) {
     const tr_config *c = job->config;
     const tr_grid_shape *g = &job->grid->at.shape;
@@ -227,6 +248,16 @@ void tr_job_print_plan(const tr_job *job) {
         (long long)c->training.global_batch_size, (long long)c->data.sequence_length,
         (long long)job->micro_batches, job->micro_batches == 1 ? "" : "es",
         (long long)c->training.micro_batch_size);
-    tr_say("memory     %.1f MiB a rank for weights, gradients and optimizer (first stage)",
-           (double)tr_registry_bytes(r) / 1048576.0);
+    int64_t fixed = tr_registry_bytes(r), slots = in_flight(job);
+    int64_t working = tr_model_plan_activations(job->model, slots, c->training.micro_batch_size,
+                                                c->data.sequence_length);
+    tr_say("memory     %.1f MiB a rank for weights, gradients and optimizer, about %.1f MiB for "
+           "%lld micro-batch%s",
+           (double)fixed / 1048576.0, (double)working / 1048576.0, (long long)slots,
+           slots == 1 ? "" : "es");
+    double there = available_bytes() / tr_comm_node_size(job->world);
+    if ((double)(fixed + working) > there)
+        tr_warn("that is more than the %.1f MiB this machine has free for a rank; use more ranks, "
+                "a smaller training.micro_batch_size or parallel.recompute",
+                there / 1048576.0);
 }
