@@ -6,6 +6,7 @@
 #include "commands.h"
 
 #include "base/log.h"
+#include "bench/bench.h"
 #include "train/evaluate.h"
 #include "train/generate.h"
 #include "train/resume.h"
@@ -117,6 +118,10 @@ static tr_status command_generate(const tr_arguments *a, tr_comm *world) {
     return status;
 }
 
+static tr_status command_bench(const tr_arguments *a, tr_comm *world) {
+    return tr_bench(world, a->operation, a->nsets, a->sets);
+}
+
 /* --- the table
  * ---------------------------------------------------------------------------------------- */
 
@@ -131,6 +136,8 @@ const tr_command tr_commands[] = {
      tr_command_checkpoint},
     {"data", "build|info PATH...", "text to tokens; what a data file holds", TR_TAKES_DATA,
      tr_command_data},
+    {"bench", "[kernels|comm|train]", "speed and memory against what this machine can do",
+     TR_TAKES_SET, command_bench},
     {NULL, NULL, NULL, 0, NULL}};
 
 int main(int argc, char **argv) {

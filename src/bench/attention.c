@@ -1,0 +1,140 @@
+/* attention.c - causal flash attention: speed as a share of the peak, bf16 against fp32, and memory
+ * against length. Floor: bench. */
+#include "bench/groups.h"
+
+#include <math.h>
+#include <string.h>
+
+/* One sequence of Sq = Sk = S, rows [heads, D]. */
+static tr_attention problem(tr_lab *lab, tr_dtype t, int64_t S, int64_t heads, int64_t D) {
+    int64_t n = S * heads * D, row = heads * D;
+    size_t bytes = (size_t)n * tr_dtype_bytes(t);
+    return (tr_attention){.B = 1,
+                          .Sq = S,
+                          .Sk = S,
+                          .Hq = heads,
+                          .Hkv = heads,
+                          .Dqk = D,
+                          .Dv = D,
+                          .scale = 1.0f / sqrtf((float)D),
+                          .mask = {.causal = true},
+                          .t = t,
+                          .q = tr_lab_random(lab, n, t),
+                          .k = tr_lab_random(lab, n, t),
+                          .v = tr_lab_random(lab, n, t),
+                          .dout = tr_lab_random(lab, n, t),
+                          .q_row = row,
+                          .k_row = row,
+                          .v_row = row,
+                          .out_row = row,
+                          .dout_row = row,
+                          .out = tr_arena_alloc(lab->memory, bytes),
+                          .out_t = t,
+                          .lse = tr_arena_alloc(lab->memory, (size_t)(S * heads) * sizeof(float)),
+                          .lse_head = S,
+                          .dq = tr_arena_alloc(lab->memory, bytes),
+                          .dk = tr_arena_alloc(lab->memory, bytes),
+                          .dv = tr_arena_alloc(lab->memory, bytes),
+                          .grad_t = t};
+}
+
+typedef struct {
+    const tr_kernels *kernels;
+    tr_attention attention;
+} call;
+
+static void forward(void *self) {
+    const call *c = self;
+    c->kernels->attention_forward(NULL, &c->attention);
+}
+
+static void backward(void *self) {
+    const call *c = self;
+    c->kernels->attention_backward(NULL, &c->attention);
+}
+
+/* Forward, GFLOP: two products of D for each pair of a query and a key it sees. Backward: five. */
+static double gflop(const tr_attention *a) {
+    double S = (double)a->Sq;
+    return 1e-9 * 4.0 * (double)(a->Dqk * a->Hq) * S * (S + 1) / 2;
+}
+
+typedef struct {
+    double forward, backward; /* GFLOP/s of all ranks */
+} rates;
+
+static rates rows(tr_lab *lab, tr_dtype t, int64_t S, int64_t D, double peak, const rates *fp32) {
+    const char *type = tr_lab_dtype(t);
+    int64_t heads = lab->config->model.hidden_size / D;
+    double seconds = 0.2 * (double)lab->repeats;
+    rates r;
+    tr_arena_reset(lab->memory);
+    call c = {lab->device->kernels, problem(lab, t, S, heads > 0 ? heads : 1, D)};
+    double work = gflop(&c.attention) * lab->ranks;
+    tr_row result = {.unit = "GFLOP/s", .kind = fp32 ? TR_TIMES : TR_SHARE};
+    tr_row_begin("attention %s forward, S %lld, D %lld", type, (long long)S, (long long)D);
+    r.forward = work / tr_lab_time(lab, lab->world, seconds, forward, &c);
+    result.measured = r.forward;
+    result.base = fp32 ? fp32->forward : peak;
+    result.target = fp32 ? 1.6 : 0.82;
+    tr_row_end(&lab->table, &result);
+    tr_row_begin("attention %s backward, S %lld, D %lld", type, (long long)S, (long long)D);
+    r.backward = 2.5 * work / tr_lab_time(lab, lab->world, seconds, backward, &c);
+    result.measured = r.backward;
+    result.base = fp32 ? fp32->backward : peak;
+    result.target = fp32 ? 1.6 : 0.85;
+    tr_row_end(&lab->table, &result);
+    return r;
+}
+
+/* --- memory ----------------------------------------------------------------------------------- */
+
+/* Bytes of a forward and a backward: inputs, outputs and whatever work memory the kernels take, one
+ * head a thread. */
+static double bytes_at(tr_lab *lab, int64_t S) {
+    double before = tr_resident_now();
+    tr_resident_restart();
+    call c = {lab->device->kernels, problem(lab, TR_F32, S, lab->threads, 64)};
+    forward(&c);
+    backward(&c);
+    return tr_resident_peak() - before;
+}
+
+/* Linear in S: the work memory is fixed or grows with S, so bytes a position may fall, not rise. */
+static void memory_rows(tr_lab *lab) {
+    tr_arena *outer = lab->memory;
+    double first = 0;
+    for (int64_t times = 1; times <= 16; times *= 4) {
+        int64_t S = 4 * lab->T * times;
+        if (times == 1)
+            tr_row_begin("attention memory, S %lld", (long long)S);
+        else
+            tr_row_begin("attention memory, S %lld; base x %lld", (long long)S, (long long)times);
+        if (!tr_resident_restart()) {
+            tr_row_skip(&lab->table, "this system cannot measure a new peak of memory");
+            continue;
+        }
+        lab->memory = tr_arena_create(&lab->device->allocator, 1 << 20);
+        double gb = 1e-9 * tr_lab_sum(lab, bytes_at(lab, S));
+        tr_arena_destroy(lab->memory);
+        if (times == 1) first = gb;
+        tr_row_end(&lab->table, &(tr_row){.unit = "GB",
+                                          .measured = gb,
+                                          .base = first * (double)times,
+                                          .kind = times == 1 ? TR_ALONE : TR_TIMES,
+                                          .target = times == 1 ? 0 : 1.1,
+                                          .at_most = true});
+    }
+    lab->memory = outer;
+}
+
+void tr_bench_attention(tr_lab *lab) {
+    tr_arena_reset(lab->memory);
+    memory_rows(lab);
+    for (int64_t D = 64; D <= 128; D *= 2) {
+        double peak = tr_lab_peak(lab, TR_F32);
+        rates fp32 = rows(lab, TR_F32, 4 * lab->T, D, peak, NULL);
+        rows(lab, TR_BF16, 4 * lab->T, D, peak, &fp32);
+    }
+    tr_arena_reset(lab->memory);
+}

@@ -1,0 +1,99 @@
+/* comm.c - what two ranks gain: the sum of gradients, and ring attention. Floor: bench. */
+#include "bench/groups.h"
+#include "bench/rig.h"
+
+static const char two_ranks[] = "needs 2 ranks on one node: mpirun -n 2 trireme bench";
+
+static bool two(const tr_lab *lab) {
+    return lab->ranks == 2 && tr_comm_node_size(lab->world) == 2;
+}
+
+/* --- a sum ------------------------------------------------------------------------------------ */
+
+typedef struct {
+    tr_comm *comm;
+    float *buffer;
+    int64_t part; /* elements of a rank's part */
+} sum_job;
+
+static void sum(void *self) {
+    sum_job *s = self;
+    tr_end(tr_reduce_scatter_begin(s->comm, NULL, TR_F32, s->buffer, s->part));
+    tr_end(tr_all_gather_begin(s->comm, NULL, TR_F32, s->buffer, s->part));
+}
+
+void tr_bench_sum(tr_lab *lab) {
+    int64_t bytes = lab->T << 16; /* 64 MiB */
+    tr_row_begin("sum of %.1f MB over 2 ranks", 1e-6 * (double)bytes);
+    if (!two(lab)) {
+        tr_row_skip(&lab->table, two_ranks);
+        return;
+    }
+    sum_job s = {lab->world, tr_comm_alloc(lab->world, bytes), bytes / 8};
+    double seconds = tr_lab_time(lab, lab->world, 0.2 * (double)lab->repeats, sum, &s);
+    tr_row_end(&lab->table, &(tr_row){.unit = "GB/s",
+                                      .measured = 1e-9 * (double)bytes / seconds,
+                                      .kind = TR_ALONE,
+                                      .target = 14});
+    tr_comm_free_memory(lab->world, s.buffer);
+}
+
+/* --- ring attention --------------------------------------------------------------------------- */
+
+typedef struct {
+    tr_lab *lab;
+    tr_comm *comm;
+    int64_t S;
+    double seconds;
+    tr_rig rig;
+    void *q, *kv, *dout, *dq, *dkv;
+} ring_job;
+
+static void ring_step(void *self) {
+    ring_job *r = self;
+    tr_rig_restart(&r->rig);
+    r->rig.saved.t[TR_SAVED_Q] = r->q;
+    r->rig.saved.t[TR_SAVED_KV] = r->kv;
+    tr_ring_forward(&r->rig.pass, &r->rig.saved);
+    tr_ring_backward(&r->rig.pass, &r->rig.saved, r->dout, r->dq, r->dkv);
+}
+
+/* Collective on r->comm. Forward and backward of one sequence cut over it. */
+static void ring_time(void *self) {
+    ring_job *r = self;
+    r->rig.config = r->lab->config->model;
+    tr_rig_open(&r->rig, r->lab, r->comm, TR_F32, 1, r->S);
+    const tr_model_config *m = &r->rig.config;
+    int64_t q = r->rig.env.N * m->num_attention_heads * m->head_dim;
+    int64_t kv = 2 * r->rig.env.N * m->num_key_value_heads * m->head_dim;
+    tr_arena_reset(r->lab->memory);
+    r->q = tr_lab_random(r->lab, q, TR_F32);
+    r->kv = tr_lab_random(r->lab, kv, TR_F32);
+    r->dout = tr_lab_random(r->lab, q, TR_F32);
+    r->dq = tr_lab_random(r->lab, q, TR_F32);
+    r->dkv = tr_lab_random(r->lab, kv, TR_F32);
+    r->seconds = tr_lab_time(r->lab, r->comm, 0.2 * (double)r->lab->repeats, ring_step, r);
+    tr_rig_close(&r->rig);
+    tr_arena_reset(r->lab->memory);
+}
+
+void tr_bench_ring(tr_lab *lab) {
+    const tr_model_config *m = &lab->config->model;
+    double S = 8.0 * (double)lab->T;
+    ring_job alone = {.lab = lab, .comm = lab->alone, .S = 8 * lab->T};
+    ring_job both = {.lab = lab, .comm = lab->world, .S = 8 * lab->T};
+    tr_row_begin("ring attention fp32, S %lld; base 1 rank", (long long)alone.S);
+    if (!two(lab)) {
+        tr_row_skip(&lab->table, two_ranks);
+        return;
+    }
+    tr_lab_rank_0(lab, ring_time, &alone);
+    ring_time(&both);
+    if (tr_comm_rank(lab->world) != 0) return;
+    double work = 3.5e-9 * 4.0 * (double)(m->num_attention_heads * m->head_dim) * S * (S + 1) / 2;
+    tr_row_end(&lab->table, &(tr_row){.unit = "GFLOP/s",
+                                      .measured = work / both.seconds,
+                                      .base = work / alone.seconds,
+                                      .kind = TR_TIMES,
+                                      .target = 1.85});
+}

@@ -1,0 +1,17 @@
+/* groups.h - the groups of rows. Floor: bench. Each is collective on world and leaves nothing
+ * behind. */
+#pragma once
+#include "bench/lab.h"
+
+/* kernels */
+void tr_bench_gemm(tr_lab *lab);      /* matrix products of a training step */
+void tr_bench_attention(tr_lab *lab); /* flash attention: speed, memory */
+void tr_bench_experts(tr_lab *lab);   /* a mixture-of-experts layer against a dense one */
+
+/* comm */
+void tr_bench_sum(tr_lab *lab);             /* gradients' sum over the ranks */
+void tr_bench_ring(tr_lab *lab);            /* ring attention against one rank */
+tr_status tr_bench_checkpoint(tr_lab *lab); /* save and load against raw writes and reads */
+
+/* train */
+tr_status tr_bench_train(tr_lab *lab); /* whole steps: speed, memory, data parallelism */

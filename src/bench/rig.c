@@ -1,0 +1,62 @@
+/* rig.c - surroundings of a single layer. Floor: bench. */
+#include "bench/rig.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+enum { CHUNK = 64 << 20 };
+
+void tr_rig_open(tr_rig *rig, const tr_lab *lab, tr_comm *comm, tr_dtype t, int64_t B, int64_t S) {
+    int cp = tr_comm_size(comm);
+    tr_device *device = lab->device;
+    tr_env *c = &rig->env;
+    rig->grid = tr_grid_create(
+        comm, (tr_grid_shape){.pipeline = 1, .data = 1, .context = cp, .expert = 1, .tensor = 1});
+    *c = (tr_env){.config = &rig->config,
+                  .grid = rig->grid,
+                  .registry = tr_registry_create(t),
+                  .device = device,
+                  .kernels = device->kernels,
+                  .stream = device->stream_create(device),
+                  .t = t,
+                  .scratch = tr_arena_create(&device->allocator, CHUNK),
+                  .B = B,
+                  .S = S,
+                  .S_loc = S / cp,
+                  .N = B * (S / cp),
+                  .micro_batches = 1,
+                  .loss_scale = 1};
+    int64_t E = rig->config.num_experts;
+    rig->kept = tr_arena_create(&device->allocator, CHUNK);
+    c->sums.expert_load = calloc((size_t)E + 1, sizeof *c->sums.expert_load);
+    rig->saved.stats =
+        calloc((size_t)(tr_router_groups(c) * (2 + 2 * E)), sizeof *rig->saved.stats);
+    rig->valid = device->allocator.alloc(device->allocator.self, (size_t)c->N + 1);
+    if (!c->sums.expert_load || !rig->saved.stats || !rig->valid) abort();
+    uint8_t *ones = malloc((size_t)c->N + 1);
+    if (!ones) abort();
+    memset(ones, 1, (size_t)c->N);
+    device->copy(c->stream, rig->valid, ones, (size_t)c->N, TR_TO_DEVICE);
+    device->stream_wait(c->stream);
+    free(ones);
+    rig->saved.send_rows = &rig->rows[0];
+    rig->saved.recv_rows = &rig->rows[1];
+    rig->pass = (tr_pass){.c = c, .kept = rig->kept, .valid = rig->valid, .training = true};
+}
+
+void tr_rig_restart(tr_rig *rig) {
+    memset(rig->saved.t, 0, sizeof rig->saved.t);
+    tr_arena_reset(rig->kept);
+}
+
+void tr_rig_close(tr_rig *rig) {
+    tr_env *c = &rig->env;
+    c->device->allocator.free(c->device->allocator.self, rig->valid, (size_t)c->N + 1);
+    tr_registry_destroy(c->registry);
+    tr_arena_destroy(c->scratch);
+    tr_arena_destroy(rig->kept);
+    c->device->stream_destroy(c->stream);
+    tr_grid_destroy(rig->grid);
+    free(c->sums.expert_load);
+    free(rig->saved.stats);
+}

@@ -1,0 +1,21 @@
+/* rig.h - a layer by itself: what model.c puts around layers, without a model. Floor: bench. */
+#pragma once
+#include "bench/lab.h"
+#include "model/layers.h"
+
+typedef struct {
+    tr_model_config config; /* a copy of the model's, to be changed before tr_rig_open */
+    tr_env env;
+    tr_grid *grid;
+    tr_arena *kept;
+    tr_saved saved;
+    tr_pass pass;
+    uint8_t *valid; /* device [N], all 1 */
+    int64_t rows[2];
+} tr_rig;
+
+/* Collective on comm, which becomes one context group. B sequences of length S. */
+void tr_rig_open(tr_rig *rig, const tr_lab *lab, tr_comm *comm, tr_dtype t, int64_t B, int64_t S);
+void tr_rig_close(tr_rig *rig); /* Collective on comm */
+/* Local. Before each forward: forgets what the last one saved. */
+void tr_rig_restart(tr_rig *rig);
