@@ -42,8 +42,9 @@ static tr_status train(tr_job *job, bool dry_run) {
     tr_status status = tr_train(job);
     if (status == TR_OK) say_goodbye(job);
     if (status == TR_STOPPED)
-        tr_say("stopped at step %lld after saving; run the same command again to go on",
-               (long long)job->at.step);
+        tr_say("stopped at step %lld after saving; run %s to go on", (long long)job->at.step,
+               job->config->checkpoint.resume == TR_RESUME_AUTO ? "the same command again"
+                                                                : "it again with --resume auto");
     return status;
 }
 

@@ -117,34 +117,27 @@ static tr_status next_samples(loop *l, int64_t *labels_p) {
     return TR_OK;
 }
 
-/* Sums of the step over the world: loss, aux, z, squares of gradients, expert loads; true if some
- * rank was asked to stop. */
-static bool reduce_sums(loop *l, double sum_squares) {
+/* Sums of the step over the world: loss, aux, z, squares of gradients, expert loads. */
+static void reduce_sums(loop *l, double sum_squares) {
     tr_job *job = l->job;
     tr_model_sums local;
     tr_model_sums_get(job->model, &local);
     double *s = l->sums;
-    int64_t stop = tr_signals_stop_asked();
     s[0] = local.loss_sum;
     s[1] = local.aux_loss;
     s[2] = local.z_loss;
     s[3] = sum_squares;
     memcpy(s + 4, local.expert_load, (size_t)l->loads * sizeof *s);
-    tr_request *sum = tr_all_reduce_begin(job->world, NULL, TR_SUM, TR_F64, s, 4 + l->loads);
-    tr_request *any = tr_all_reduce_begin(job->world, NULL, TR_MAX, TR_I64, &stop, 1);
-    tr_end(sum);
-    tr_end(any);
-    return stop != 0;
+    tr_end(tr_all_reduce_begin(job->world, NULL, TR_SUM, TR_F64, s, 4 + l->loads));
 }
 
-/* AdamW, unless the gradient is not finite or there was nothing to learn from. */
+/* AdamW, unless the gradient is not finite or there was nothing to learn from (which is no fault).
+ */
 static bool update(loop *l, double grad_norm, int64_t labels, double learning_rate) {
     tr_job *job = l->job;
     const tr_config *c = job->config;
-    if (!isfinite(grad_norm) || labels == 0) {
-        job->at.skipped_in_row++;
-        return false;
-    }
+    if (!isfinite(grad_norm)) job->at.skipped_in_row++;
+    if (!isfinite(grad_norm) || labels == 0) return false;
     double scale = c->optimizer.clip > 0 ? c->optimizer.clip / (grad_norm + 1e-6) : 1;
     job->at.skipped_in_row = 0;
     job->at.updates++;
@@ -155,7 +148,7 @@ static bool update(loop *l, double grad_norm, int64_t labels, double learning_ra
 }
 
 /* Forward, backward and update on the next samples; fills the record. */
-static tr_status train_step(loop *l, tr_step_record *record, bool *stop_p) {
+static tr_status train_step(loop *l, tr_step_record *record) {
     tr_job *job = l->job;
     const tr_config *c = job->config;
     int64_t labels = 0, batch = c->training.global_batch_size, S = c->data.sequence_length;
@@ -166,7 +159,7 @@ static tr_status train_step(loop *l, tr_step_record *record, bool *stop_p) {
                         labels ? (float)(1.0 / (double)labels) : 0.0f);
     tr_pipeline_train(job->pipeline, tr_batches_load, l->batches);
     tr_gradients_reduce(tr_model_registry(job->model), job->grid, &sum_squares);
-    *stop_p = reduce_sums(l, sum_squares);
+    reduce_sums(l, sum_squares);
     double norm = sqrt(l->sums[3]), rate = tr_learning_rate(c, job->at.step + 1);
     bool updated = update(l, norm, labels, rate);
     job->at.step++;
@@ -228,21 +221,28 @@ static tr_status write_record(loop *l, tr_step_record *record) {
     return tr_agree(job->world, status);
 }
 
+/* Collective. Whether some rank was asked to stop. */
+static bool stop_asked(const tr_job *job) {
+    int64_t stop = tr_signals_stop_asked();
+    tr_end(tr_all_reduce_begin(job->world, NULL, TR_MAX, TR_I64, &stop, 1));
+    return stop != 0;
+}
+
 static tr_status steps(loop *l) {
     tr_job *job = l->job;
     const tr_config *c = job->config;
     while (job->at.step < c->training.steps) {
         tr_step_record record;
-        bool stop;
-        TR_TRY(train_step(l, &record, &stop));
+        TR_TRY(train_step(l, &record));
         TR_TRY(evaluate_if_due(l, &record));
         TR_TRY(write_record(l, &record));
-        if (job->at.skipped_in_row > c->training.max_skipped_steps)
+        if (job->at.skipped_in_row >= c->training.max_skipped_steps)
             return tr_fail(TR_ERR_INTERNAL,
-                           "%lld steps in a row were not finite; lower optimizer.learning_rate "
-                           "and resume from the last checkpoint",
-                           (long long)job->at.skipped_in_row);
-        bool done = job->at.step == c->training.steps;
+                           "step %lld: the gradients of %lld steps in a row were not finite "
+                           "(training.max_skipped_steps); lower optimizer.learning_rate and resume "
+                           "from an earlier checkpoint",
+                           (long long)job->at.step, (long long)job->at.skipped_in_row);
+        bool stop = stop_asked(job), done = job->at.step == c->training.steps;
         if (stop || due(job->at.step, c->checkpoint.every, c->training.steps))
             TR_TRY(tr_job_save(job));
         if (stop && !done) return TR_STOPPED;
