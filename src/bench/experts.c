@@ -53,7 +53,7 @@ static void moe_step(void *self) {
 /* Each rank has the layers by itself. */
 void tr_bench_experts(tr_lab *lab) {
     for (tr_dtype t = TR_F32; t <= TR_BF16; t++) {
-        layers l;
+        layers l = {0};
         double peak = tr_lab_peak(lab, t), seconds = 0.3 * (double)lab->repeats;
         open(&l, lab, t);
         const tr_model_config *m = &l.rig.config;

@@ -41,6 +41,7 @@ void tr_rig_open(tr_rig *rig, const tr_lab *lab, tr_comm *comm, tr_dtype t, int6
     free(ones);
     rig->saved.send_rows = &rig->rows[0];
     rig->saved.recv_rows = &rig->rows[1];
+    rig->saved.width = rig->config.intermediate_size;
     rig->pass = (tr_pass){.c = c, .kept = rig->kept, .valid = rig->valid, .training = true};
 }
 

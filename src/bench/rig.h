@@ -4,7 +4,7 @@
 #include "model/layers.h"
 
 typedef struct {
-    tr_model_config config; /* a copy of the model's, to be changed before tr_rig_open */
+    tr_model_config config; /* set before tr_rig_open: the model's, or changed */
     tr_env env;
     tr_grid *grid;
     tr_arena *kept;
@@ -14,7 +14,8 @@ typedef struct {
     int64_t rows[2];
 } tr_rig;
 
-/* Collective on comm, which becomes one context group. B sequences of length S. */
+/* Collective on comm, which becomes one context group. B sequences of length S. *rig is zero but
+ * for the config. */
 void tr_rig_open(tr_rig *rig, const tr_lab *lab, tr_comm *comm, tr_dtype t, int64_t B, int64_t S);
 void tr_rig_close(tr_rig *rig); /* Collective on comm */
 /* Local. Before each forward: forgets what the last one saved. */
