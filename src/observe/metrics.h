@@ -26,8 +26,8 @@ typedef struct tr_metrics tr_metrics;
  * cut, so that a resumed run's file equals an undisturbed one's. TR_ERR_IO. */
 tr_status tr_metrics_open(const char *run_directory, int64_t last_step, bool samples,
                           bool tensorboard, tr_metrics **metrics_p);
-/* One JSON object and newline, handed to the system; non-finite numbers are null; equal floats give
- * equal text, the shortest that reads back to the same double. TR_ERR_IO naming the file. */
+/* One JSON object and newline, handed to the system. Non-finite numbers are null; equal floats give
+ * equal text: of 15 to 17 digits the fewest that read back to the same double. TR_ERR_IO. */
 tr_status tr_metrics_write(tr_metrics *metrics, const tr_step_record *record);
 tr_status tr_metrics_close(tr_metrics *metrics); /* NULL-safe */
 

@@ -32,7 +32,7 @@ static tr_step_record record_of(int64_t step) {
                             .expert_load = load,
                             .sample_ids = ids,
                             .n_samples = 2,
-                            .seconds = 0.25,
+                            .seconds = 8.89,
                             .tokens_per_second = 2048,
                             .mfu = 0.5};
 }
@@ -61,7 +61,7 @@ static void row_is_as_documented(void **state) {
                 "{\"step\":1,\"loss\":5.5,\"aux_loss\":0.01,\"z_loss\":0,"
                 "\"grad_norm\":0.10000000149011612,\"learning_rate\":0.0003,\"tokens\":512,"
                 "\"samples\":2,\"skipped\":0,\"expert_load\":[[3,5,0,8],[4,4,4,4]],"
-                "\"seconds\":0.25,\"tokens_per_second\":2048,\"mfu\":0.5}\n");
+                "\"seconds\":8.89,\"tokens_per_second\":2048,\"mfu\":0.5}\n");
     assert_file("samples.jsonl", "{\"step\":1,\"samples\":[2,3]}\n");
 }
 
@@ -142,15 +142,14 @@ static void torn_lines_are_cut(void **state) {
         "{\"step\":2,\"loss\":7}\n",     /* a second row of one step */
         "{\"step\":9,\"loss\":7}\n",     /* a later step */
         "{\"step\":\"3\",\"loss\":7}\n", /* not a number */
-        "\n",
-        "{",
+        "{\"step\":3x,\"loss\":7}\n",    "\n", "{",
     };
     static const char good[] = "{\"step\":1,\"loss\":2}\n{\"step\":2,\"loss\":1}\n";
     for (size_t i = 0; i < sizeof torn / sizeof *torn; i++) {
         char text[256];
         snprintf(text, sizeof text, "%s%s", good, torn[i]);
         write_all(in_folder("metrics.jsonl"), text);
-        write_steps(2, 3, 2);
+        write_steps(5, 6, 5);
         assert_file("metrics.jsonl", good);
     }
     /* A torn line between whole ones costs only itself. */

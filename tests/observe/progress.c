@@ -114,28 +114,34 @@ static void odd_numbers_are_said(void **state) {
                                  "MFU 45.1 %\n");
 }
 
-/* 200 ms, then steps of 5 ms: of 1000 steps 5 s are left, not 200 s. Before the second step the
+/* The number before "left" in the line of a step, which must be of the given unit. */
+static long left_after(const char *step, char unit) {
+    const char *line = strstr(printed, step);
+    assert_non_null(line);
+    const char *left = strstr(line, "% | ");
+    assert_non_null(left);
+    char *end;
+    long value = strtol(left + 4, &end, 10);
+    print_message("%s %ld %c left\n", step, value, *end);
+    assert_int_equal(*end, unit);
+    return value;
+}
+
+/* 600 ms, then steps of 5 ms: of 1000 steps 5 s are left, not 10 min. Before the second step the
  * first is all there is to go by. */
 static void first_step_is_not_extrapolated(void **state) {
     (void)state;
     to_pipe();
     tr_progress *progress = tr_progress_start(0, 1000, 1);
     for (int64_t step = 1; step <= 20; step++) {
-        wait_ms(step == 1 ? 200 : 5);
+        wait_ms(step == 1 ? 600 : 5);
         tr_step_record record = record_of(step);
         tr_progress_step(progress, &record);
     }
     tr_progress_finish(progress);
     read_back();
-    assert_non_null(strstr(printed, "| 3m"));
-    const char *last = strstr(printed, "step   20/1000");
-    assert_non_null(last);
-    const char *left = strstr(last, "% | ");
-    assert_non_null(left);
-    print_message("%s", last);
-    long seconds = strtol(left + 4, NULL, 10);
-    assert_in_range(seconds, 4, 60);
-    assert_non_null(strstr(left, "s left"));
+    assert_in_range(left_after("step    1/1000", 'm'), 9, 59);
+    assert_in_range(left_after("step   20/1000", 's'), 4, 25);
 }
 
 /* Returns how many times the line was drawn; checks that none reaches the last column. */
@@ -176,6 +182,21 @@ static void no_width_breaks_the_line(void **state) {
     }
 }
 
+/* Too narrow for a bar: a shorter line leaves nothing of a longer one. */
+static void a_shorter_line_erases_a_longer_one(void **state) {
+    (void)state;
+    to_terminal(30);
+    tr_progress *progress = tr_progress_start(0, 2, 1);
+    tr_step_record record = record_of(1);
+    record.loss = 123.4;
+    tr_progress_step(progress, &record);
+    record = record_of(2);
+    tr_progress_step(progress, &record);
+    tr_progress_finish(progress);
+    read_back();
+    assert_string_equal(printed, "\rstep 1/2 | loss 123.4000\rstep 2/2 | loss 2.3456  \r\n");
+}
+
 /* mpirun gives its ranks a terminal without a width when it writes to a file itself. */
 static void a_terminal_without_width_gets_plain_lines(void **state) {
     (void)state;
@@ -208,6 +229,7 @@ int main(void) {
         cmocka_unit_test(odd_numbers_are_said),
         cmocka_unit_test(first_step_is_not_extrapolated),
         cmocka_unit_test(a_terminal_line_rewrites_itself),
+        cmocka_unit_test(a_shorter_line_erases_a_longer_one),
         cmocka_unit_test(no_width_breaks_the_line),
         cmocka_unit_test(a_terminal_without_width_gets_plain_lines),
         cmocka_unit_test(a_validation_keeps_its_line),
