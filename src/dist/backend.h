@@ -64,6 +64,7 @@ struct tr_request {
     int tag;
     const int *parties; /* [party_count] ranks that exchange blocks, borrowed */
     int party_count, party;
+    bool gathering; /* sums of blocks are done, or not wanted */
     /* shared */
     tr_request *queued_after;
     struct tr_memory *memory; /* what the buffer lies in; NULL: private, or none */
@@ -96,6 +97,7 @@ typedef struct tr_memory {
 
 typedef struct {
     tr_request *first, *last; /* in flight, in the order they were begun */
+    bool map_warned;
 } tr_runtime;
 
 struct tr_comm {

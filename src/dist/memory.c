@@ -107,10 +107,11 @@ static bool create_shared(tr_comm *comm, tr_memory *memory) {
     free(cards);
     if (failure == 0) return true;
     unmap_shared(comm, memory);
-    tr_warn(
-        "ranks of one node cannot map each other's memory (%s): they reduce through MPI, several "
-        "times slower; start them in one container, as one user",
-        strerror(failure));
+    if (!comm->runtime->map_warned)
+        tr_warn("ranks of one node cannot map each other's memory (%s): they reduce through MPI, "
+                "several times slower; start them in one container, as one user",
+                strerror(failure));
+    comm->runtime->map_warned = true;
     return false;
 }
 

@@ -2,8 +2,8 @@
  *
  * MPI counts are int: `piece_elems` bounds what one call carries and every loop below goes by it.
  * Pieces of one message use one tag and rely on MPI's order between two ranks. Operations with all
- * their transfers posted at once are complete when these are; reduce_scatter posts new transfers
- * as it advances, and so may not use MPI's collectives, whose order of posting must agree. */
+ * their transfers posted at once are complete when these are; sums of blocks post new transfers
+ * as they advance, and so may not use MPI's collectives, whose order of posting must agree. */
 #include "dist/backend.h"
 
 #include <limits.h>
@@ -12,8 +12,11 @@
 
 /* One call carries at most 1 GiB: larger ones fail or hang in several MPI layers. */
 static const int64_t PIECE_BYTES = INT64_C(1) << 30;
-/* Reductions go in pieces that stay in cache. */
-static const int64_t REDUCE_PIECE_BYTES = INT64_C(1) << 20;
+/* Sums go in pieces that stay in cache. */
+static const int64_t SUM_PIECE_BYTES = INT64_C(1) << 20;
+/* From here on an fp32 all_reduce is our reduce_scatter and all_gather, several times as fast as
+ * MPI_Iallreduce (64 MB on one node: 12 against 61 ms). */
+static const int64_t SUM_ELEMS = INT64_C(1) << 16;
 /* Pieces of a reduce_scatter that are under way at a time, and staged. */
 enum { LANES = 4 };
 /* Tags of collectives' messages, distinct for all that can be in flight. */
@@ -134,7 +137,7 @@ static void begin_broadcast(tr_request *request) {
 
 static void begin_all_reduce(tr_request *request) {
     const tr_work *work = &request->work;
-    int64_t piece = piece_elems(REDUCE_PIECE_BYTES, work->dtype);
+    int64_t piece = piece_elems(PIECE_BYTES, work->dtype);
     int64_t elem = (int64_t)tr_dtype_bytes(work->dtype);
     for (int64_t first = 0; first < work->n; first += piece)
         TR_MPI(MPI_Iallreduce(MPI_IN_PLACE, (char *)work->buffer + first * elem,
@@ -175,17 +178,27 @@ static int party_at(const tr_request *request, int step) {
     return request->parties[index];
 }
 
+/* The elements of the buffer that are `rank`'s block. */
+static tr_range block_of(const tr_request *request, int rank) {
+    int64_t n = request->work.n;
+    if (request->work.kind == TR_WORK_ALL_REDUCE) return tr_block_of(n, request->comm->size, rank);
+    return (tr_range){rank * n, n};
+}
+
 static void begin_all_gather(tr_request *request) {
-    const tr_comm *comm = request->comm;
-    int64_t bytes = request->work.n * (int64_t)tr_dtype_bytes(request->work.dtype);
-    char *blocks = request->work.buffer;
+    MPI_Comm comm = request->comm->internal;
+    int64_t elem = (int64_t)tr_dtype_bytes(request->work.dtype);
+    char *buffer = request->work.buffer;
     for (int step = 1; step < request->party_count; step++) {
         int from = party_at(request, -step);
-        recv_pieces(request, blocks + from * bytes, bytes, from, request->tag, comm->internal);
+        tr_range block = block_of(request, from);
+        recv_pieces(request, buffer + block.first * elem, block.count * elem, from, request->tag,
+                    comm);
     }
+    tr_range own = block_of(request, request->comm->rank);
     for (int step = 1; step < request->party_count; step++)
-        send_pieces(request, blocks + comm->rank * bytes, bytes, party_at(request, step),
-                    request->tag, comm->internal);
+        send_pieces(request, buffer + own.first * elem, own.count * elem, party_at(request, step),
+                    request->tag, comm);
 }
 
 /* reduce_scatter: in step k = 1, 2, ... party p sends the block of party p+k to it and adds what
@@ -193,30 +206,36 @@ static void begin_all_gather(tr_request *request) {
  * form one row of work; LANES of them are under way, each with a staging place and two transfers
  * (receive, send). */
 typedef struct {
-    int64_t pieces, piece, n; /* pieces of one step, elements of a piece and of a block */
-    int64_t total;
+    int64_t piece, pieces, total; /* elements of a piece; pieces of a step, and of all */
 } scatter_plan;
 
 static scatter_plan plan_of(const tr_request *request) {
-    scatter_plan plan = {.n = request->work.n};
-    plan.piece = min64(piece_elems(REDUCE_PIECE_BYTES, TR_F32), plan.n);
-    plan.pieces = tr_ceil_div(plan.n, plan.piece);
+    int64_t largest = block_of(request, 0).count;
+    scatter_plan plan = {.piece = min64(piece_elems(SUM_PIECE_BYTES, TR_F32), largest)};
+    plan.pieces = tr_ceil_div(largest, plan.piece);
     plan.total = plan.pieces * (request->party_count - 1);
     return plan;
+}
+
+/* The elements of piece `index` in `rank`'s block; the last one of a smaller block may be empty. */
+static tr_range piece_of(const tr_request *request, const scatter_plan *plan, int64_t index,
+                         int rank) {
+    tr_range block = block_of(request, rank);
+    int64_t first = index % plan->pieces * plan->piece;
+    return (tr_range){block.first + first, min64(plan->piece, block.count - first)};
 }
 
 static void post_piece(tr_request *request, const scatter_plan *plan) {
     const tr_comm *comm = request->comm;
     int64_t index = request->pieces_posted++, lane = index % LANES;
     int step = (int)(index / plan->pieces) + 1;
-    int64_t first = index % plan->pieces * plan->piece;
-    int64_t n = min64(plan->piece, plan->n - first);
-    int to = party_at(request, step);
-    const float *blocks = request->work.buffer;
-    post_recv(request->staging + lane * plan->piece, n, MPI_FLOAT, party_at(request, -step),
-              request->tag, comm->internal, &request->mpi[2 * lane]);
-    post_send(blocks + to * plan->n + first, n, MPI_FLOAT, to, request->tag, comm->internal,
-              &request->mpi[2 * lane + 1]);
+    int to = party_at(request, step), from = party_at(request, -step);
+    tr_range out = piece_of(request, plan, index, to);
+    tr_range in = piece_of(request, plan, index, comm->rank);
+    post_recv(request->staging + lane * plan->piece, in.count, MPI_FLOAT, from, request->tag,
+              comm->internal, &request->mpi[2 * lane]);
+    post_send((const float *)request->work.buffer + out.first, out.count, MPI_FLOAT, to,
+              request->tag, comm->internal, &request->mpi[2 * lane + 1]);
 }
 
 static void begin_reduce_scatter(tr_request *request) {
@@ -234,14 +253,13 @@ static void begin_reduce_scatter(tr_request *request) {
 
 static bool advance_reduce_scatter(tr_request *request) {
     scatter_plan plan = plan_of(request);
-    float *own = (float *)request->work.buffer + request->comm->rank * plan.n;
     while (request->pieces_added < plan.total) {
         int64_t lane = request->pieces_added % LANES;
         if (!transfers_complete(request, 2 * lane, 2)) return false;
-        int64_t first = request->pieces_added % plan.pieces * plan.piece;
-        const float *in[2] = {own + first, request->staging + lane * plan.piece};
-        float *out = own + first;
-        tr_sum_in_order(&out, 1, in, 2, min64(plan.piece, plan.n - first));
+        tr_range piece = piece_of(request, &plan, request->pieces_added, request->comm->rank);
+        float *own = (float *)request->work.buffer + piece.first;
+        const float *in[2] = {own, request->staging + lane * plan.piece};
+        tr_sum_in_order(&own, 1, in, 2, piece.count);
         request->pieces_added++;
         if (request->pieces_posted < plan.total) post_piece(request, &plan);
     }
@@ -257,15 +275,29 @@ void tr_exchange_begin(tr_request *request, const int *parties, int party_count,
     request->parties = parties;
     request->party_count = party_count;
     request->party = party;
-    if (request->work.kind == TR_WORK_REDUCE_SCATTER)
-        begin_reduce_scatter(request);
-    else
+    request->gathering = request->work.kind == TR_WORK_ALL_GATHER;
+    if (request->gathering)
         begin_all_gather(request);
+    else
+        begin_reduce_scatter(request);
 }
 
 bool tr_exchange_advance(tr_request *request) {
-    if (request->work.kind == TR_WORK_REDUCE_SCATTER) return advance_reduce_scatter(request);
+    if (!request->gathering) {
+        if (!advance_reduce_scatter(request)) return false;
+        if (request->work.kind == TR_WORK_REDUCE_SCATTER) return true;
+        request->gathering = true;
+        request->mpi_count = 0;
+        begin_all_gather(request);
+    }
     return transfers_complete(request, 0, request->mpi_count);
+}
+
+/* Whether it is one of ours, with sums and gathers of blocks. */
+static bool is_exchange(const tr_work *work) {
+    return work->kind == TR_WORK_REDUCE_SCATTER || work->kind == TR_WORK_ALL_GATHER ||
+           (work->kind == TR_WORK_ALL_REDUCE && work->dtype == TR_F32 && work->op == TR_SUM &&
+            work->n >= SUM_ELEMS);
 }
 
 static bool serves(tr_comm *comm, const tr_work *work) {
@@ -279,6 +311,10 @@ static void begin(tr_request *request) {
     tr_comm *comm = request->comm;
     request->mpi_count = 0;
     if (work->kind != TR_WORK_SEND && work->kind != TR_WORK_RECV) request->tag = tr_take_tag(comm);
+    if (is_exchange(work)) {
+        tr_exchange_begin(request, comm->everyone, comm->size, comm->rank);
+        return;
+    }
     switch (work->kind) {
     case TR_WORK_SEND:
         send_pieces(request, work->send, work->n, work->peer, work->tag, comm->mpi);
@@ -295,17 +331,18 @@ static void begin(tr_request *request) {
     case TR_WORK_ALL_REDUCE:
         begin_all_reduce(request);
         break;
-    case TR_WORK_REDUCE_SCATTER:
-    case TR_WORK_ALL_GATHER:
-        tr_exchange_begin(request, comm->everyone, comm->size, comm->rank);
-        break;
     case TR_WORK_ALL_TO_ALL:
         begin_all_to_all(request);
         break;
-    case TR_WORK_COUNT:
-        break;
+    default:
+        tr_abort("work %d is unknown", (int)work->kind);
     }
 }
 
+static bool advance(tr_request *request) {
+    if (is_exchange(&request->work)) return tr_exchange_advance(request);
+    return transfers_complete(request, 0, request->mpi_count);
+}
+
 const tr_backend tr_backend_mpi = {
-    .name = "mpi", .serves = serves, .begin = begin, .advance = tr_exchange_advance};
+    .name = "mpi", .serves = serves, .begin = begin, .advance = advance};
