@@ -50,7 +50,8 @@ class Router:
         self.m, self.plan, self.frozen = m, plan, frozen
         self.groups = []  # per sequence: (counts [E], probabilities [S,E], lse [S])
 
-    def __call__(self, x, w, prefix):
+    def __call__(self, x, w, prefix, real):
+        """x [S,H]; real [S]: pads are neither routed nor counted."""
         m = self.m
         E, k = m["num_experts"], m["num_experts_per_tok"]
         logits = x @ w[f"{prefix}.gate.weight"].T
@@ -60,12 +61,13 @@ class Router:
             chosen, keep = self.plan.pop(0)
         else:
             chosen = np.argsort(-p, axis=-1, kind="stable")[:, :k]
-            keep = self.capacity(chosen, np.take_along_axis(p, chosen, -1))
+            keep = self.capacity(np.where(real[:, None], chosen, -1),
+                                 np.take_along_axis(p, chosen, -1))
             self.plan.append((chosen, keep))
         weight = np.take_along_axis(p, chosen, -1)
         if m.get("norm_topk_prob", True):
             weight = weight / weight.sum(-1, keepdims=True)
-        self.groups.append((np.bincount(chosen.ravel(), minlength=E), p, lse))
+        self.groups.append((np.bincount(chosen[real].ravel(), minlength=E), p[real], lse[real]))
         out = np.zeros_like(x)
         for e in range(E):
             rows, slots = np.nonzero((chosen == e) & keep)
@@ -77,6 +79,7 @@ class Router:
         m, (S, k) = self.m, chosen.shape
         keep = np.ones((S, k), bool)
         factor = m.get("expert_capacity_factor", 0)
+        keep &= chosen >= 0
         if not factor:
             return keep
         room = int(np.ceil(k * S / m["num_experts"] * factor - 1e-9))
@@ -111,14 +114,15 @@ def is_moe(m, layer):
         and (layer + 1) % m.get("decoder_sparse_step", 1) == 0
 
 
-def step_loss(w, m, tokens, micro_batch_size, plan=None):
+def step_loss(w, m, tokens, micro_batch_size, plan=None, pad=-1):
     """tokens [batch, S+1] -> (cross-entropy, aux, z) of the step. An empty plan is filled with the
-    routing, a full one is followed."""
+    routing, a full one is followed. Pads are not predicted, and nothing is predicted from them."""
     frozen = bool(plan)
     plan = list(plan) if frozen else plan if plan is not None else []
     eps = m.get("rms_norm_eps", 1e-6)
     total, aux, z, layers = 0.0, 0.0, 0.0, m["num_hidden_layers"]
     micro = len(tokens) // micro_batch_size
+    labelled = (tokens[:, 1:] != pad) & (tokens[:, :-1] != pad)
     for b in range(micro):
         routers = {i: Router(m, plan, frozen) for i in range(layers) if is_moe(m, i)}
         for row in tokens[b * micro_batch_size:(b + 1) * micro_batch_size]:
@@ -130,7 +134,7 @@ def step_loss(w, m, tokens, micro_batch_size, plan=None):
                 h = rmsnorm(x, w[f"{p}.post_attention_layernorm.weight"], eps)
                 mats = lambda q: [w[f"{q}.{n}_proj.weight"] for n in ("gate", "up", "down")]
                 if i in routers:
-                    y = routers[i](h, w, f"{p}.mlp")
+                    y = routers[i](h, w, f"{p}.mlp", row[:-1] != pad)
                     if m.get("shared_expert_intermediate_size"):
                         y = y + swiglu(h, *mats(f"{p}.mlp.shared_experts"))
                     x = x + y
@@ -141,8 +145,9 @@ def step_loss(w, m, tokens, micro_batch_size, plan=None):
             logits = rmsnorm(x, w["model.norm.weight"], eps) @ head.T
             top = logits.max(-1, keepdims=True)
             lse = np.log(np.exp(logits - top).sum(-1)) + top[:, 0]
-            total += (lse - logits[np.arange(len(lse)), row[1:]]).sum()
+            loss = lse - logits[np.arange(len(lse)), row[1:]]
+            total += loss[(row[1:] != pad) & (row[:-1] != pad)].sum()
         for r in routers.values():
             a, b_ = r.losses()
             aux, z = aux + a / micro, z + b_ / micro
-    return total / (len(tokens) * (tokens.shape[1] - 1)), aux, z
+    return total / labelled.sum(), aux, z

@@ -160,13 +160,14 @@ VARIANTS = {  # what changes the mathematics must be the same on every grid too
     "aux per global batch": dict(router_aux_loss_scope="global_batch"),
     "tied embedding": dict(tie_word_embeddings=True),
     "window": dict(sliding_window=9),
+    "pads": dict(),
 }
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_variant_equals_one_rank(lab, variant):
     more = dict(model=VARIANTS[variant], training=dict(steps=1, micro_batch_size=2),
-                checkpoint=dict(every=1))
+                data=dict(pad_id=32 if variant == "pads" else -1), checkpoint=dict(every=1))
     one = lab.config("one", "moe", parallel=dict(schedule="gpipe"), **more)
     many = lab.config("many", "moe", **more,
                       parallel=dict(pipeline=2, context=2, expert=2, schedule="gpipe"))

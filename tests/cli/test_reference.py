@@ -25,11 +25,16 @@ VARIANTS = {
 }
 
 
-def one_step(lab, kind, model):
+PADDED = {"moe with pads": ("moe", {}), "moe with pads and capacity": (
+    "moe", dict(expert_capacity_factor=0.5))}
+SPACE = 32
+
+
+def one_step(lab, kind, model, pad):
     """Trains a step that changes nothing; returns weights, gradients, tokens and the log's row."""
     config = lab.config(
         "one", kind, model=model,
-        data=dict(sequence_length=S), training=dict(steps=1, global_batch_size=BATCH,
+        data=dict(sequence_length=S, pad_id=pad), training=dict(steps=1, global_batch_size=BATCH,
                                                     micro_batch_size=2),
         optimizer=dict(learning_rate=1e-30, min_learning_rate=0, warmup_steps=0, clip=0,
                        beta1=0.5), log=dict(samples=True))
@@ -43,14 +48,15 @@ def one_step(lab, kind, model):
     return weights, grads, tokens, lab.rows("one")[0]
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("variant", [*VARIANTS, *PADDED])
 def test_one_step(lab, variant):
-    kind, changes = VARIANTS[variant]
+    kind, changes = {**VARIANTS, **PADDED}[variant]
+    pad = SPACE if variant in PADDED else -1
     m = {**MODELS[kind], **changes}
-    weights, grads, tokens, row = one_step(lab, kind, changes)
+    weights, grads, tokens, row = one_step(lab, kind, changes, pad)
     assert set(weights) == set(grads)
     plan = []
-    loss, aux, z = step_loss(weights, m, tokens, 2, plan)
+    loss, aux, z = step_loss(weights, m, tokens, 2, plan, pad)
     for name, got, want in (("loss", row["loss"], loss), ("aux", row["aux_loss"], aux),
                             ("z", row["z_loss"], z)):
         print(f"{variant}: {name} {got:.9g} against {want:.9g}")
@@ -65,7 +71,7 @@ def test_one_step(lab, variant):
         sides = []
         for sign in (+1, -1):
             moved = {**weights, name: weights[name] + sign * eps * direction}
-            sides.append(sum(step_loss(moved, m, tokens, 2, plan)))
+            sides.append(sum(step_loss(moved, m, tokens, 2, plan, pad)))
         want = (sides[0] - sides[1]) / (2 * eps)
         got = (grads[name] * direction).sum()
         error = abs(got - want) / max(abs(want), 1e-12)
