@@ -7,7 +7,7 @@ set -eu
 compiler="build-essential cmake pkg-config"
 libraries="libopenmpi-dev libhdf5-openmpi-dev libdnnl-dev libfyaml-dev libjansson-dev libxxhash-dev"
 programs="openmpi-bin hdf5-tools bible-kjv"
-tests="libcmocka-dev python3-pytest python3-h5py python3-numpy"
+tests="libcmocka-dev python3-pytest python3-h5py python3-numpy python3-yaml"
 
 if [ "${TRIREME_SETUP:-}" = skip ]; then exit 0; fi
 
