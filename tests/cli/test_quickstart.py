@@ -12,7 +12,8 @@ def test_quickstart(tmp_path):
     clone = tmp_path / "trireme"
     subprocess.run(["git", "clone", "-q", ROOT, clone], check=True)
     started = time.time()
-    done = subprocess.run(["launch/quickstart.sh"], cwd=clone, text=True, capture_output=True)
+    done = subprocess.run(["launch/quickstart.sh"], cwd=clone, text=True, errors="replace",
+                          capture_output=True)
     print(done.stdout[-3000:])
     assert done.returncode == 0, done.stderr[-3000:]
     rows = [json.loads(line) for line in open(clone / "runs/quickstart/metrics.jsonl")]

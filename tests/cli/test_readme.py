@@ -33,8 +33,8 @@ def test_shell_and_python_blocks(checkout):
         if block.strip() in ELSEWHERE:
             print(f"run by {ELSEWHERE[block.strip()]}: {block.strip()}")
             continue
-        done = subprocess.run(["sh", "-ec", block], cwd=checkout, text=True, capture_output=True,
-                              timeout=240)
+        done = subprocess.run(["sh", "-ec", block], cwd=checkout, text=True, errors="replace",
+                              capture_output=True, timeout=240)
         assert done.returncode == 0, f"{block}\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}"
         assert max(map(len, done.stdout.splitlines()), default=0) <= 100, block
     for block in blocks("python"):
