@@ -20,7 +20,7 @@ launch/setup.sh
 
 echo "== 2/5 build"
 cmake --preset release >/dev/null
-cmake --build --preset release -j "$(nproc)"
+cmake --build --preset release --target trireme -j "$(nproc)"
 
 echo "== 3/5 text"
 launch/text.sh
