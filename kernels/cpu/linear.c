@@ -1,11 +1,8 @@
 /* linear.c - matrix products: the portable form, and the choice. Floor: kernels. */
 #include "kernels/cpu/product.h"
 
-static void multiply_f32(const tr_gemm *g) {
-    tr_product_sgemm(g);
-}
-static void multiply_bf16(const tr_gemm *g) {
-    tr_product_widened(g);
+static tr_product *product_for(const tr_gemm *g) {
+    return g->ab == TR_BF16 ? tr_product_widened : tr_product_sgemm;
 }
 
 #include "kernels/cpu/linear_body.h"

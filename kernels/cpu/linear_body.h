@@ -5,8 +5,7 @@
  * itself. oneDNN's bf16 primitives are no faster than ours and are made for one shape each, while
  * an expert's rows differ every time.
  *
- * The includer defines, before: void multiply_f32(const tr_gemm *g) and multiply_bf16 (by the types
- * of A and B), M, N, K >= 1, by the calling thread alone. */
+ * The includer defines, before: tr_product *product_for(const tr_gemm *g), the fastest it has. */
 #pragma once
 #include "kernels/cpu/levels.h"
 #include "kernels/cpu/product.h"
@@ -14,8 +13,6 @@
 
 #include <omp.h>
 #include <string.h>
-
-typedef void product_fn(const tr_gemm *g);
 
 static int64_t min(int64_t a, int64_t b) {
     return a < b ? a : b;
@@ -44,39 +41,30 @@ static int64_t row_parts(int64_t threads, int64_t M, int64_t N) {
     return best;
 }
 
-enum { ROW_STEP = 12, COLUMN_STEP = 32, ALONE_FLOPS = 1 << 20 };
+enum { ROW_STEP = 12, COLUMN_STEP = 32, ALONE_PRODUCTS = 1 << 19 };
 
 /* The calling thread's part of a product that `threads` threads work on. */
-static void product_share(product_fn *product, const tr_gemm *g, int64_t thread, int64_t threads) {
+static void product_share(tr_product *product, const tr_gemm *g, int64_t thread, int64_t threads) {
     int64_t rows = row_parts(threads, g->M, g->N), columns = threads / rows;
     int64_t r = thread % rows, c = thread / rows;
     int64_t m0 = cut(g->M, r, rows, ROW_STEP), m1 = cut(g->M, r + 1, rows, ROW_STEP);
     int64_t n0 = cut(g->N, c, columns, COLUMN_STEP), n1 = cut(g->N, c + 1, columns, COLUMN_STEP);
     if (m0 == m1 || n0 == n1) return;
     tr_gemm part = tr_product_part(g, m0, m1, n0, n1);
-    if (g->K == 0)
-        product_empty(&part);
-    else
-        product(&part);
-}
-
-static void product_shared(product_fn *product, const tr_gemm *g) {
-    if (g->M == 0 || g->N == 0) return;
-    bool alone = omp_in_parallel() || g->M * g->N * g->K < ALONE_FLOPS / 2;
-#pragma omp parallel if (!alone)
-    product_share(product, g, omp_get_thread_num(), omp_get_num_threads());
-}
-
-static product_fn *one_thread_product(tr_dtype t) {
-    return t == TR_F32 ? multiply_f32 : multiply_bf16;
+    product(&part);
 }
 
 static void gemm(tr_stream *s, const tr_gemm *g) {
     (void)s;
-    if (g->ab == TR_F32 && g->K > 0 && g->M > 0 && g->N > 0)
-        tr_product_sgemm(g); /* oneDNN shares the work itself */
-    else
-        product_shared(one_thread_product(g->ab), g);
+    if (g->M == 0 || g->N == 0) return;
+    tr_product *product = g->K == 0 ? product_empty : product_for(g);
+    if (product == tr_product_sgemm) { /* oneDNN shares the work itself */
+        product(g);
+        return;
+    }
+    bool alone = omp_in_parallel() || g->M * g->N * g->K < ALONE_PRODUCTS;
+#pragma omp parallel if (!alone)
+    product_share(product, g, omp_get_thread_num(), omp_get_num_threads());
 }
 
 /* Row at which the work of `part` of `parts` begins: groups cost their rows and a few for packing
@@ -117,7 +105,6 @@ static void grouped_gemm(tr_stream *s, tr_dtype ab, tr_dtype c, int64_t G, const
                    .c = c,
                    .beta = beta};
     if (G == 0 || N == 0 || offsets[G] == offsets[0]) return;
-    product_fn *product = K == 0 ? product_empty : one_thread_product(ab);
 #pragma omp parallel
     {
         int64_t thread = omp_get_thread_num(), threads = omp_get_num_threads();
@@ -129,6 +116,7 @@ static void grouped_gemm(tr_stream *s, tr_dtype ab, tr_dtype c, int64_t G, const
             if (m0 >= m1) continue;
             tr_gemm part = tr_product_part(&all, m0, m1, 0, N);
             part.B = tr_product_at(ab, W, i * N * K);
+            tr_product *product = K == 0 ? product_empty : product_for(&part);
             product(&part);
         }
     }
@@ -155,7 +143,7 @@ static void grouped_gemm_weight(tr_stream *s, tr_dtype ab, int64_t G, const int6
                      .c = TR_F32,
                      .beta = 1};
         if (g.K > 0)
-            product_share(one_thread_product(ab), &g, omp_get_thread_num(), omp_get_num_threads());
+            product_share(product_for(&g), &g, omp_get_thread_num(), omp_get_num_threads());
     }
 }
 

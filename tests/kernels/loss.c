@@ -1,0 +1,245 @@
+/* Property: embedding and cross-entropy equal plain float64 loops and finite differences, stay
+ * finite for extreme logits, skip rows without a label, and may write their gradient over the
+ * logits. */
+#include "harness.h"
+
+#include <math.h>
+#include <omp.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static const char *name(tr_dtype t) {
+    return t == TR_F32 ? "f32" : "bf16";
+}
+
+static void embedding_equals_loops(kt_maker *m) {
+    static const int64_t sizes[][3] = {
+        /* N, H, V */ {0, 5, 3}, {1, 1, 1},     {7, 33, 4}, {40, 17, 5},
+        {300, 96, 11},           {64, 768, 100}};
+    for (int i = 0; i < 6; i++)
+        for (int h = 0; h < 2; h++) {
+            tr_dtype t = h ? TR_BF16 : TR_F32;
+            int64_t N = sizes[i][0], H = sizes[i][1], V = sizes[i][2];
+            kt_tensor *token = kt_integers(m, TR_I32, N, 0, V), *table = kt_normal(m, t, V * H, 1);
+            kt_tensor *y = kt_filled(m, t, N * H, NAN), *dy = kt_normal(m, t, N * H, 1);
+            kt_tensor *d = kt_normal(m, TR_F32, V * H, 1);
+            double *want = malloc((size_t)(N * H + 1) * sizeof *want);
+            double *want_d = malloc((size_t)(V * H + 1) * sizeof *want_d);
+            memcpy(want_d, d->value, (size_t)(V * H) * sizeof *want_d);
+            for (int64_t n = 0; n < N; n++)
+                for (int64_t c = 0; c < H; c++) {
+                    int64_t row = (int64_t)token->value[n];
+                    want[n * H + c] = table->value[row * H + c];
+                    want_d[row * H + c] += dy->value[n * H + c];
+                }
+            m->k->embedding_forward(m->s, t, y->data, token->data, table->data, N, H);
+            m->k->embedding_backward(m->s, t, d->data, token->data, dy->data, N, H);
+            kt_check(m, y, want, 0, "embedding N %lld H %lld %s", (long long)N, (long long)H,
+                     name(t));
+            kt_check(m, d, want_d, 1e-5, "its gradient");
+            free(want);
+            free(want_d);
+            kt_release(m);
+        }
+}
+
+typedef struct {
+    double *loss, *gradient, sum;
+} answer;
+
+/* The formula over logits x[N, ld]; the gradient has rows of width V. */
+static answer expected(const double *x, int64_t ld, const double *label, int64_t N, int64_t V,
+                       double scale) {
+    answer a = {calloc((size_t)N + 1, sizeof(double)), calloc((size_t)(N * V) + 1, sizeof(double)),
+                0};
+    for (int64_t n = 0; n < N; n++) {
+        if (label[n] < 0) continue;
+        double max = -INFINITY, sum = 0;
+        for (int64_t v = 0; v < V; v++) max = fmax(max, x[n * ld + v]);
+        for (int64_t v = 0; v < V; v++) sum += exp(x[n * ld + v] - max);
+        for (int64_t v = 0; v < V; v++)
+            a.gradient[n * V + v] =
+                scale * (exp(x[n * ld + v] - max) / sum - (v == (int64_t)label[n] ? 1 : 0));
+        a.loss[n] = max + log(sum) - x[n * ld + (int64_t)label[n]];
+        a.sum += a.loss[n];
+    }
+    return a;
+}
+
+static void free_answer(answer a) {
+    free(a.loss);
+    free(a.gradient);
+}
+
+/* Rows of `width` taken out of x[N, ld]. */
+static void take_rows(double *rows, const double *x, int64_t N, int64_t ld, int64_t width) {
+    for (int64_t n = 0; n < N; n++)
+        for (int64_t v = 0; v < width; v++) rows[n * width + v] = x[n * ld + v];
+}
+
+static void check_loss(kt_maker *m, int64_t N, int64_t V, double spread, tr_dtype t) {
+    int64_t ld = V + 5;
+    kt_tensor *x = kt_normal(m, TR_F32, N * ld, spread);
+    kt_tensor *label = kt_integers(m, TR_I32, N, -1, V);
+    kt_tensor *loss = kt_filled(m, TR_F32, N, NAN), *d = kt_filled(m, t, N * (V + 2), NAN);
+    double start = 1.5;
+    kt_tensor *sum = kt_from(m, TR_F64, 1, &start);
+    answer a = expected(x->value, ld, label->value, N, V, 0.25);
+    m->k->cross_entropy(m->s, t, x->data, ld, label->data, loss->data, sum->data, d->data, V + 2,
+                        0.25f, N, V);
+    double tolerance = 1e-6, want_sum = start + a.sum;
+    kt_read(m, loss);
+    for (int64_t n = 0; n < N; n++) { /* fp32 of logits is absolute: measured beside their spread */
+        loss->value[n] += spread;
+        a.loss[n] += spread;
+    }
+    loss = kt_from(m, TR_F32, N, loss->value);
+    kt_check(m, loss, a.loss, tolerance, "loss N %lld V %lld spread %g", (long long)N, (long long)V,
+             spread);
+    kt_check(m, sum, &want_sum, tolerance, "its sum");
+    kt_read(m, d);
+    for (int64_t n = 0; n < N; n++)
+        for (int64_t v = V; v < V + 2; v++) assert_true(isnan(d->value[n * (V + 2) + v]));
+    double *rows = malloc((size_t)(N * V + 1) * sizeof *rows);
+    take_rows(rows, d->value, N, V + 2, V);
+    double beside = spread > 1 ? 0.25 : 0; /* a label almost certain: 1 - p is fp32's of 1 */
+    for (int64_t i = 0; i < N * V; i++) {
+        rows[i] += beside;
+        a.gradient[i] += beside;
+    }
+    kt_tensor *got = kt_from(m, TR_F32, N * V, rows);
+    kt_check(m, got, a.gradient, kt_tolerance(t), "its gradient %s", name(t));
+    free(rows);
+    free_answer(a);
+    kt_release(m);
+}
+
+static void loss_equals_loops(kt_maker *m) {
+    static const int64_t sizes[][2] = {{0, 7},   {1, 1},    {3, 2},    {5, 31},           {4, 33},
+                                       {9, 257}, {2, 1024}, {3, 1025}, {2, 2 * 1024 + 70}};
+    for (int i = 0; i < 9; i++)
+        for (int h = 0; h < 2; h++)
+            for (double spread = 1; spread < 200; spread *= 12)
+                check_loss(m, sizes[i][0], sizes[i][1], spread, h ? TR_BF16 : TR_F32);
+}
+
+/* The gradient written where the logits lie: f32 in their place, bf16 in the first half of a row.
+ */
+static void gradient_in_place(kt_maker *m) {
+    static const int64_t widths[] = {1, 2, 15, 64, 97, 1500};
+    for (int i = 0; i < 6; i++)
+        for (int h = 0; h < 2; h++) {
+            tr_dtype t = h ? TR_BF16 : TR_F32;
+            int64_t N = 6, V = widths[i], ld = V + 1, d_ld = h ? 2 * ld : ld;
+            kt_tensor *x = kt_normal(m, TR_F32, N * ld, 3),
+                      *label = kt_integers(m, TR_I32, N, -1, V);
+            kt_tensor *sum = kt_filled(m, TR_F64, 1, 0);
+            answer a = expected(x->value, ld, label->value, N, V, 1);
+            m->k->cross_entropy(m->s, t, x->data, ld, label->data, NULL, sum->data, x->data, d_ld,
+                                1, N, V);
+            kt_tensor view = *x; /* the same memory, read as t */
+            view.t = t;
+            view.n = N * d_ld;
+            view.value = malloc((size_t)view.n * sizeof(double));
+            kt_read(m, &view);
+            double *rows = malloc((size_t)(N * V) * sizeof *rows);
+            take_rows(rows, view.value, N, d_ld, V);
+            kt_tensor *got = kt_from(m, t, N * V, rows);
+            kt_check(m, got, a.gradient, kt_tolerance(t), "gradient in place V %lld %s",
+                     (long long)V, name(t));
+            free(rows);
+            free(view.value);
+            free_answer(a);
+            kt_release(m);
+        }
+}
+
+typedef struct {
+    kt_tensor *x, *label;
+    int64_t N, V;
+} problem;
+
+static double loss_of(kt_maker *m, void *context) {
+    problem *p = context;
+    kt_tensor *sum = kt_filled(m, TR_F64, 1, 0);
+    m->k->cross_entropy(m->s, TR_F32, p->x->data, p->V, p->label->data, NULL, sum->data, NULL, 0, 1,
+                        p->N, p->V);
+    return kt_read(m, sum)[0];
+}
+
+static void gradient_is_the_derivative(kt_maker *m) {
+    int64_t N = 4, V = 37;
+    kt_tensor *x = kt_normal(m, TR_F32, N * V, 1), *label = kt_integers(m, TR_I32, N, -1, V);
+    kt_tensor *d = kt_filled(m, TR_F32, N * V, NAN), *sum = kt_filled(m, TR_F64, 1, 0);
+    m->k->cross_entropy(m->s, TR_F32, x->data, V, label->data, NULL, sum->data, d->data, V, 1, N,
+                        V);
+    problem p = {x, label, N, V};
+    double want[4 * 37];
+    for (int64_t i = 0; i < N * V; i++) want[i] = kt_difference(m, x, i, 1e-2, loss_of, &p);
+    kt_check(m, d, want, 1e-3, "gradient against finite differences");
+}
+
+/* The figures of the formulas' page: equal logits lose ln V; a label alone loses nothing. */
+static void known_losses(kt_maker *m) {
+    double zero = 0, all = log(50257.0);
+    int64_t V = 50257;
+    kt_tensor *x = kt_filled(m, TR_F32, V, -3), *label = kt_from(m, TR_I32, 1, &zero);
+    kt_tensor *loss = kt_filled(m, TR_F32, 1, NAN), *sum = kt_filled(m, TR_F64, 1, 0);
+    m->k->cross_entropy(m->s, TR_F32, x->data, V, label->data, loss->data, sum->data, NULL, 0, 1, 1,
+                        V);
+    kt_check(m, loss, &all, 2e-7, "50257 equal logits: 10.824905");
+    kt_check_number(m, all, 10.824905, 1e-7, "ln 50257");
+    double far[3] = {1e4, 1e4 - 1, -1e30}, want = log1p(exp(-1.0));
+    x = kt_from(m, TR_F32, 3, far);
+    m->k->cross_entropy(m->s, TR_F32, x->data, 3, label->data, loss->data, sum->data, NULL, 0, 1, 1,
+                        3);
+    kt_check(m, loss, &want, 1e-6, "logits of 1e4, 1e4 - 1 and -1e30");
+    double nan[3] = {0, NAN, 1}, lost = NAN;
+    x = kt_from(m, TR_F32, 3, nan);
+    m->k->cross_entropy(m->s, TR_F32, x->data, 3, label->data, loss->data, sum->data, NULL, 0, 1, 1,
+                        3);
+    kt_check(m, loss, &lost, 0, "a NaN among the logits is seen");
+}
+
+/* No label in any row: loss 0, gradient 0, whatever the logits are. */
+static void unlabelled_rows_are_silent(kt_maker *m) {
+    int64_t N = 3, V = 50;
+    kt_tensor *x = kt_filled(m, TR_F32, N * V, NAN), *label = kt_filled(m, TR_I32, N, -100);
+    kt_tensor *loss = kt_filled(m, TR_F32, N, NAN), *d = kt_filled(m, TR_BF16, N * V, NAN);
+    kt_tensor *sum = kt_filled(m, TR_F64, 1, 0);
+    double zeros[150] = {0};
+    m->k->cross_entropy(m->s, TR_BF16, x->data, V, label->data, loss->data, sum->data, d->data, V,
+                        1, N, V);
+    kt_check(m, loss, zeros, 0, "loss without labels");
+    kt_check(m, d, zeros, 0, "gradient without labels");
+    kt_check(m, sum, zeros, 0, "sum without labels");
+}
+
+/* Sums are in row order whatever the number of threads: the same bits. */
+static void threads_change_nothing(kt_maker *m) {
+    int before = omp_get_max_threads();
+    int64_t N = 70, V = 1201;
+    kt_tensor *x = kt_normal(m, TR_F32, N * V, 2), *label = kt_integers(m, TR_I32, N, 0, V);
+    double first = 0;
+    for (int threads = 1; threads <= 5; threads++) {
+        omp_set_num_threads(threads);
+        kt_tensor *sum = kt_filled(m, TR_F64, 1, 0);
+        m->k->cross_entropy(m->s, TR_F32, x->data, V, label->data, NULL, sum->data, NULL, 0, 1, N,
+                            V);
+        double got = kt_read(m, sum)[0];
+        if (threads == 1) first = got;
+        assert_true(got == first);
+    }
+    omp_set_num_threads(before);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        KT_TEST(embedding_equals_loops), KT_TEST(loss_equals_loops),
+        KT_TEST(gradient_in_place),      KT_TEST(gradient_is_the_derivative),
+        KT_TEST(known_losses),           KT_TEST(unlabelled_rows_are_silent),
+        KT_TEST(threads_change_nothing),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
