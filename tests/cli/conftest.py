@@ -68,7 +68,8 @@ class Lab:
             command = ["mpirun", "-n", str(ranks), *command]
         everything = f'. {ROOT}/launch/env.sh; exec "$@"'
         done = subprocess.run(["sh", "-c", everything, "sh", *command], cwd=self.path, text=True,
-                              capture_output=True, timeout=timeout, env={**os.environ, **(env or {})})
+                              errors="replace", capture_output=True, timeout=timeout,
+                              env={**os.environ, **(env or {})})
         if code is not None:
             assert done.returncode == code, (
                 f"exit code {done.returncode}, not {code}\n{' '.join(command)}\n"

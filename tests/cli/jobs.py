@@ -9,8 +9,8 @@ import time
 import h5py
 from conftest import ROOT
 
-# mpirun waits this many seconds for the other ranks once one has ended with an error.
-SHORT_WAIT = {"OMPI_MCA_odls_base_sigkill_timeout": "1"}
+# mpirun waits twice this many seconds for the other ranks once one has ended with an error.
+os.environ["OMPI_MCA_odls_base_sigkill_timeout"] = "1"
 GROUPS = "model", "optimizer/exp_avg", "optimizer/exp_avg_sq"
 STATE = "step", "samples", "tokens", "updates", "skipped_in_row", "data_fingerprint"
 
@@ -113,7 +113,7 @@ class Job:
             self.process = subprocess.Popen(
                 ["sh", "-c", f'. {ROOT}/launch/env.sh; exec "$@"', "sh", *words], cwd=lab.path,
                 stdout=out, stderr=subprocess.STDOUT, start_new_session=True,
-                env={**os.environ, **SHORT_WAIT, **(env or {})})
+                env={**os.environ, **(env or {})})
 
     def rows(self):
         try:
@@ -154,7 +154,7 @@ class Job:
             if self.process.poll() is None:
                 self.kill_all()
         ended = 128 - ended if ended < 0 else ended
-        assert code is None or ended == code, f"exit code {ended}, not {code}\n{self.text()[-3000:]}"
+        assert code is None or ended == code, f"exit code {ended}, not {code}\n{self.text()}"
         return ended
 
     def text(self):
@@ -164,7 +164,7 @@ class Job:
 def wait_until_gone(lab, seconds=60):
     """No process of the lab is left; how long that took."""
     started = time.monotonic()
-    while left := [p for p in processes_in(lab.path)]:
+    while left := processes_in(lab.path):
         assert time.monotonic() - started < seconds, f"processes left: {left}"
         time.sleep(0.02)
     return time.monotonic() - started
