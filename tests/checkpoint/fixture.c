@@ -87,15 +87,17 @@ fx_part fx_part_make(fx_mode mode, uint64_t seed, int rank, int size, int64_t nt
     fx_part part = {0};
     for (int64_t t = 0; t < ntensors; t++)
         add_tensor(&part, mode, seed, rank, size, t, &tensors[t]);
-    size_t bytes = (size_t)(3 * part.elems + 1) * sizeof(float);
+    int64_t stride =
+        part.elems + part.npieces; /* every third piece does not follow the one before */
+    size_t bytes = (size_t)(3 * stride + 1) * sizeof(float);
     part.memory = malloc(bytes);
     memset(part.memory, 0xff, bytes);
     float *at = part.memory;
     for (int64_t p = 0; p < part.npieces; p++) {
         part.pieces[p].master = at;
-        part.pieces[p].m = at + part.elems;
-        part.pieces[p].v = at + 2 * part.elems;
-        at += part.pieces[p].count;
+        part.pieces[p].m = at + stride;
+        part.pieces[p].v = at + 2 * stride;
+        at += part.pieces[p].count + (p % 3 == 2);
     }
     return part;
 }

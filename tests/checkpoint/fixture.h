@@ -17,7 +17,7 @@ typedef enum {
 typedef struct {
     int64_t npieces, capacity, elems;
     tr_piece *pieces;
-    float *memory; /* [3][elems] */
+    float *memory; /* three arrays; pieces follow each other, with gaps */
 } fx_part;
 
 extern const tr_tensor_info fx_tensors[];

@@ -85,7 +85,7 @@ static tr_tensor_info *bench_tensors(int64_t mib, int64_t n) {
 static tr_status bench_round(const char *directory, fx_part *part, int64_t n,
                              const tr_tensor_info *tensors) {
     char path[256], plain[256];
-    int64_t bytes = 12 * part->elems;
+    int64_t bytes = 12 * part->elems; /* gaps in memory do not matter here */
     double total = (double)(bytes * size) / 1e6, at[5];
     tr_progress_state state = fx_state(1);
     tr_checkpoint_path(path, sizeof path, directory, 1);
