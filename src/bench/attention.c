@@ -72,13 +72,15 @@ static rates rows(tr_lab *lab, tr_dtype t, int64_t S, int64_t D, double peak, co
     call c = {lab->device->kernels, problem(lab, t, S, heads > 0 ? heads : 1, D)};
     double work = gflop(&c.attention) * lab->ranks;
     tr_row result = {.unit = "GFLOP/s", .kind = fp32 ? TR_TIMES : TR_SHARE};
-    tr_row_begin("attention %s forward, S %lld, D %lld", type, (long long)S, (long long)D);
+    tr_row_begin(&lab->table, "attention %s forward, S %lld, D %lld", type, (long long)S,
+                 (long long)D);
     r.forward = work / tr_lab_time(lab, lab->world, seconds, forward, &c);
     result.measured = r.forward;
     result.base = fp32 ? fp32->forward : peak;
     result.target = fp32 ? 1.6 : 0.82;
     tr_row_end(&lab->table, &result);
-    tr_row_begin("attention %s backward, S %lld, D %lld", type, (long long)S, (long long)D);
+    tr_row_begin(&lab->table, "attention %s backward, S %lld, D %lld", type, (long long)S,
+                 (long long)D);
     r.backward = 2.5 * work / tr_lab_time(lab, lab->world, seconds, backward, &c);
     result.measured = r.backward;
     result.base = fp32 ? fp32->backward : peak;
@@ -107,9 +109,10 @@ static void memory_rows(tr_lab *lab) {
     for (int64_t times = 1; times <= 16; times *= 4) {
         int64_t S = 4 * lab->T * times;
         if (times == 1)
-            tr_row_begin("attention memory, S %lld", (long long)S);
+            tr_row_begin(&lab->table, "attention memory, S %lld", (long long)S);
         else
-            tr_row_begin("attention memory, S %lld; base x %lld", (long long)S, (long long)times);
+            tr_row_begin(&lab->table, "attention memory, S %lld; base x %lld", (long long)S,
+                         (long long)times);
         if (!tr_resident_restart()) {
             tr_row_skip(&lab->table, "this system cannot measure a new peak of memory");
             continue;

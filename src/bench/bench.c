@@ -67,6 +67,7 @@ tr_status tr_bench(tr_comm *world, const char *what, int nsets, char *const *set
     tr_lab lab;
     tr_status status = tr_lab_open(&lab, world, nsets, sets);
     if (status == TR_OK) status = measure(&lab, kernels, comm, train);
+    tr_table_break(&lab.table);
     tr_lab_close(&lab);
     return status;
 }

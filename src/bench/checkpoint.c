@@ -129,7 +129,8 @@ static tr_status row(const disk *d, bool out) {
     run runs[RUNS];
     double gb = 1e-9 * (double)(list_runs(d, runs) * d->lab->ranks);
     int64_t count = 0, repeats = d->lab->repeats;
-    tr_row_begin(out ? "checkpoint save; base raw write" : "checkpoint load; base raw read");
+    tr_row_begin(&d->lab->table,
+                 out ? "checkpoint save; base raw write" : "checkpoint load; base raw read");
     while (count < MOST && (count < repeats || spent < 0.3 * (double)repeats)) {
         make_ready(d, out);
         TR_TRY(time_once(d, out ? raw_write : raw_read, &raw[count]));

@@ -2,7 +2,7 @@
 #include "bench/groups.h"
 #include "bench/rig.h"
 
-static const char two_ranks[] = "needs 2 ranks on one node: mpirun -n 2 trireme bench";
+static const char two_ranks[] = "needs 2 ranks on one node (mpirun -n 2)";
 
 static bool two(const tr_lab *lab) {
     return lab->ranks == 2 && tr_comm_node_size(lab->world) == 2;
@@ -24,7 +24,7 @@ static void sum(void *self) {
 
 void tr_bench_sum(tr_lab *lab) {
     int64_t bytes = lab->T << 16; /* 64 MiB */
-    tr_row_begin("sum of %.1f MB over 2 ranks", 1e-6 * (double)bytes);
+    tr_row_begin(&lab->table, "sum of %.1f MB over 2 ranks", 1e-6 * (double)bytes);
     if (!two(lab)) {
         tr_row_skip(&lab->table, two_ranks);
         return;
@@ -82,7 +82,7 @@ void tr_bench_ring(tr_lab *lab) {
     double S = 8.0 * (double)lab->T;
     ring_job alone = {.lab = lab, .comm = lab->alone, .S = 8 * lab->T};
     ring_job both = {.lab = lab, .comm = lab->world, .S = 8 * lab->T};
-    tr_row_begin("ring attention fp32, S %lld; base 1 rank", (long long)alone.S);
+    tr_row_begin(&lab->table, "ring attention fp32, S %lld; base 1 rank", (long long)alone.S);
     if (!two(lab)) {
         tr_row_skip(&lab->table, two_ranks);
         return;

@@ -59,11 +59,12 @@ void tr_bench_experts(tr_lab *lab) {
         const tr_model_config *m = &l.rig.config;
         double work = 1e-9 * 18.0 * /* three matrices, forward and backward */
                       (double)(l.rig.env.N * m->hidden_size * m->intermediate_size * lab->ranks);
-        tr_row_begin("dense layer %s, forward and backward", tr_lab_dtype(t));
+        tr_row_begin(&lab->table, "dense layer %s, forward and backward", tr_lab_dtype(t));
         double dense = work / tr_lab_time(lab, lab->world, seconds, dense_step, &l);
         tr_row_end(&lab->table,
                    &(tr_row){.unit = "GFLOP/s", .measured = dense, .base = peak, .kind = TR_SHARE});
-        tr_row_begin("MoE layer %s, %d of %d; base dense", tr_lab_dtype(t), CHOSEN, EXPERTS);
+        tr_row_begin(&lab->table, "MoE layer %s, %d of %d; base dense", tr_lab_dtype(t), CHOSEN,
+                     EXPERTS);
         double moe = work / tr_lab_time(lab, lab->world, seconds, moe_step, &l);
         tr_row_end(&lab->table, &(tr_row){.unit = "GFLOP/s",
                                           .measured = moe,

@@ -90,7 +90,7 @@ static void row(tr_lab *lab, pass_kind pass, tr_dtype t, int64_t M, double peak)
     linear list[6];
     char note[32] = "";
     double flop = 0, seconds = 0, slowest = 0;
-    tr_row_begin("GEMM %s %s, %lld rows", tr_lab_dtype(t), names[pass], (long long)M);
+    tr_row_begin(&lab->table, "GEMM %s %s, %lld rows", tr_lab_dtype(t), names[pass], (long long)M);
     for (int i = 0, n = list_layers(&lab->config->model, list); i < n; i++) {
         const linear *l = &list[i];
         int64_t rows = l->out == lab->config->model.vocab_size && M > HEAD_ROWS ? HEAD_ROWS : M;

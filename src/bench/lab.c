@@ -151,9 +151,9 @@ double tr_lab_sum(const tr_lab *lab, double value) {
 }
 
 double tr_lab_peak(tr_lab *lab, tr_dtype t) {
-    tr_row_begin("peak of %s", t == TR_F32 ? "fp32 multiply-add" : "bf16 dot product");
+    tr_row_begin(&lab->table, "peak of %s", t == TR_F32 ? "fp32 multiply-add" : "bf16 dot product");
     tr_end(tr_barrier_begin(lab->world));
-    double peak = tr_lab_sum(lab, tr_peak_flops(t, lab->threads, 0.3)) / 1e9;
+    double peak = tr_lab_sum(lab, tr_peak_flops(t, lab->threads, 0.1 * (double)lab->repeats)) / 1e9;
     tr_row_end(&lab->table, &(tr_row){.unit = "GFLOP/s", .measured = peak, .kind = TR_ALONE});
     return peak;
 }

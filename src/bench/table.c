@@ -11,21 +11,27 @@ static bool speaks(void) {
 }
 
 void tr_table_head(void) {
-    tr_say("%-38s %17s %9s %9s %11s", "", "measured", "base", "ratio", "target");
+    tr_say("%-40s %17s %9s %9s %11s", "", "measured", "base", "ratio", "target");
 }
 
 void tr_table_foot(const tr_table *t) {
     tr_say("%d targets met, %d missed, %d rows skipped", t->met, t->missed, t->skipped);
 }
 
-void tr_row_begin(const char *name, ...) {
+void tr_table_break(tr_table *table) {
+    if (table->open) tr_say("failed");
+    table->open = false;
+}
+
+void tr_row_begin(tr_table *table, const char *name, ...) {
+    table->open = true;
     if (!speaks()) return;
     char text[64];
     va_list list;
     va_start(list, name);
     vsnprintf(text, sizeof text, name, list);
     va_end(list);
-    printf("%-38s ", text);
+    printf("%-40s ", text);
     fflush(stdout);
 }
 
@@ -40,7 +46,7 @@ static void format(char out[32], const tr_row *row, const char *sign, double val
 }
 
 void tr_row_end(tr_table *table, const tr_row *row) {
-    if (!speaks()) return;
+    table->open = false;
     char base[32] = "", ratio[32] = "", target[32] = "";
     const char *verdict = "";
     double value = row->measured;
@@ -56,12 +62,15 @@ void tr_row_end(tr_table *table, const tr_row *row) {
         table->met += met;
         table->missed += !met;
     }
-    printf("%9.2f %-7s %9s %9s %11s  %s\n", row->measured, row->unit, base, ratio,
-           row->note ? row->note : target, verdict);
-    fflush(stdout);
+    char line[128];
+    int n = snprintf(line, sizeof line, "%9.2f %-7s %9s %9s %11s  %s", row->measured, row->unit,
+                     base, ratio, row->note ? row->note : target, verdict);
+    while (n > 0 && line[n - 1] == ' ') line[--n] = 0;
+    tr_say("%s", line);
 }
 
 void tr_row_skip(tr_table *table, const char *reason) {
+    table->open = false;
     table->skipped++;
     tr_say("  skipped: %s", reason);
 }

@@ -22,12 +22,15 @@ typedef struct {
 
 typedef struct {
     int met, missed, skipped;
+    bool open; /* a row's name is printed, the rest is not */
 } tr_table;
 
 /* Local, on every rank. */
 void tr_table_head(void);
 void tr_table_foot(const tr_table *table);
-void tr_row_begin(const char *name, ...) __attribute__((format(printf, 1, 2)));
+/* An error ended the measurements: so says the row that is open. */
+void tr_table_break(tr_table *table);
+void tr_row_begin(tr_table *table, const char *name, ...) __attribute__((format(printf, 2, 3)));
 void tr_row_end(tr_table *table, const tr_row *row);
 /* Instead of tr_row_end. */
 void tr_row_skip(tr_table *table, const char *reason);

@@ -100,8 +100,8 @@ static int64_t shorter(const tr_lab *lab) {
 static tr_status speed_row(stepper *s, tr_dtype t, int64_t T, double target, double *gflops_p) {
     tr_lab *lab = s->lab;
     double peak = tr_lab_peak(lab, t);
-    tr_row_begin("training step %s, B %lld, T %lld", tr_lab_dtype(t), (long long)lab->B,
-                 (long long)T);
+    tr_row_begin(&lab->table, "training step %s, B %lld, T %lld", tr_lab_dtype(t),
+                 (long long)lab->B, (long long)T);
     TR_TRY(speed(s, T, gflops_p));
     tr_row_end(&lab->table, &(tr_row){.unit = "GFLOP/s",
                                       .measured = *gflops_p,
@@ -114,7 +114,7 @@ static tr_status speed_row(stepper *s, tr_dtype t, int64_t T, double target, dou
 /* The most that was resident during the steps just measured; pages that ranks map together count
  * once. */
 static void memory_row(tr_lab *lab, tr_dtype t) {
-    tr_row_begin("memory of the step %s", tr_lab_dtype(t));
+    tr_row_begin(&lab->table, "memory of the step %s", tr_lab_dtype(t));
     double gb = 1e-9 * tr_lab_sum(lab, tr_resident_peak() - tr_resident_duplicate());
     tr_row_end(&lab->table, &(tr_row){.unit = "GB",
                                       .measured = gb,
@@ -156,9 +156,9 @@ static void one_share(void *self) {
 
 static tr_status parallel_row(tr_lab *lab, double both) {
     share a = {.lab = lab};
-    tr_row_begin("data parallel fp32; base 1 rank");
+    tr_row_begin(&lab->table, "data parallel fp32; base 1 rank");
     if (lab->ranks != 2) {
-        tr_row_skip(&lab->table, "needs 2 ranks: mpirun -n 2 trireme bench");
+        tr_row_skip(&lab->table, "needs 2 ranks (mpirun -n 2)");
         return TR_OK;
     }
     tr_lab_rank_0(lab, one_share, &a);
