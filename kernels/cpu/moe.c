@@ -1,5 +1,6 @@
-/* moe.c - counting and sorting pairs of token and expert, integer work of N*k steps that is the same
- * code for every instruction set; the portable form of the rest, and the choice. Floor: kernels. */
+/* moe.c - counting and sorting pairs of token and expert, integer work of N*k steps that is the
+ * same code for every instruction set; the portable form of the rest, and the choice. Floor:
+ * kernels. */
 #include "kernels/cpu/levels.h"
 #include "kernels/cpu/moe_body.h"
 

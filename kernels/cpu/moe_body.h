@@ -1,8 +1,9 @@
 /* moe_body.h - the parts of a mixture of experts that compute or move rows, compiled once for every
  * instruction set by the small files that include it. Floor: kernels.
  *
- * Gathering and combining are bound by memory: each row is read and written once. Routing touches
- * E floats a token, little beside the rest. */
+ * Gathering and combining are bound by memory: each row is read and written once. One core of a Zen
+ * 4 with AVX-512, rows of 2048, 32 MB: gather 50 GB/s, weighted 45, combine of 8 rows 26, its
+ * weights' gradient 14. Routing 64 experts, 8 chosen, costs 0.16 us a token, its backward 0.1. */
 #include "kernels/cpu/threads.h"
 #include "kernels/cpu/vec.h"
 #include "kernels/makers.h"
