@@ -6,7 +6,7 @@
  * backend for device memory (its `begin` enqueues on work.stream, its `advance` asks an event)
  * stands beside these two and no caller changes:
  *     shared  reductions, gathers and barriers through memory that the ranks of a node map
- *     mpi     everything */
+ *     mpi     everything else */
 #pragma once
 #include "dist/blocks.h"
 #include "dist/comm.h"
@@ -41,7 +41,7 @@ typedef struct {
 
 typedef struct {
     const char *name;
-    bool (*serves)(tr_comm *comm, const tr_work *work);
+    bool (*serves)(tr_comm *comm, const tr_work *work); /* mpi has none: it serves the rest */
     void (*begin)(tr_request *request);
     bool (*advance)(tr_request *request); /* true: complete. Never waits. */
 } tr_backend;
@@ -85,7 +85,7 @@ typedef struct {
  * while the other is read; small enough for the second cache. */
 enum { TR_STAGING_OFFSET = 4096, TR_STAGING_SLOTS = 2, TR_STAGING_ELEMS = 1 << 16 };
 static const int64_t TR_LINE_BYTES =
-    TR_STAGING_OFFSET + TR_STAGING_SLOTS * TR_STAGING_ELEMS * (int64_t)sizeof(float);
+    TR_STAGING_OFFSET + (int64_t)sizeof(float) * TR_STAGING_SLOTS * TR_STAGING_ELEMS;
 
 /* One tr_comm_alloc. */
 typedef struct tr_memory {

@@ -23,7 +23,7 @@ int64_t tr_box_elems(const tr_box *box) {
  * the position is aligned to and the count can fill. The positions climb to outer dimensions (one
  * box each), run along one of them, and descend again: 2*ndim - 1 boxes at most. */
 int tr_box_cut(const tr_box *box, int64_t first, int64_t count, tr_box out[2 * TR_MAX_DIM - 1]) {
-    int64_t row[TR_MAX_DIM]; /* elements below one index of dimension d */
+    int64_t row[TR_MAX_DIM] = {1, 1, 1, 1}; /* elements below one index of dimension d */
     int64_t below = 1;
     for (int d = box->ndim - 1; d >= 0; d--) {
         row[d] = below;

@@ -201,11 +201,15 @@ static bool advance(tr_request *request) {
 }
 
 static tr_request *begin(tr_comm *comm, const tr_work *work) {
-    static const tr_backend *const backends[] = {&tr_backend_shared, &tr_backend_mpi};
-    const tr_backend *const *backend = backends;
-    while (!(*backend)->serves(comm, work)) backend++; /* the last one serves all */
+    static const tr_backend *const backends[] = {&tr_backend_shared}; /* before MPI */
+    const tr_backend *backend = &tr_backend_mpi;
+    for (size_t i = 0; i < sizeof backends / sizeof backends[0]; i++)
+        if (backends[i]->serves(comm, work)) {
+            backend = backends[i];
+            break;
+        }
     tr_request *request = take_request(comm);
-    request->backend = *backend;
+    request->backend = backend;
     request->work = *work;
     request->backend->begin(request);
     return request;

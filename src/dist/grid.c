@@ -131,7 +131,7 @@ tr_status tr_grid_shape_check(tr_grid_shape *shape, int world) {
 
 tr_grid *tr_grid_create(tr_comm *world, tr_grid_shape shape) {
     tr_grid *grid = calloc(1, sizeof *grid);
-    int *members = malloc((size_t)tr_comm_size(world) * sizeof *members);
+    int *members = calloc((size_t)tr_comm_size(world), sizeof *members);
     if (!grid || !members) tr_abort("no memory for the grid");
     int rank = tr_comm_rank(world);
     grid->at = tr_grid_place_of(shape, rank);

@@ -96,7 +96,7 @@ static bool create_shared(tr_comm *comm, tr_memory *memory) {
     int32_t failure = memory->own ? 0 : errno;
     tr_end(tr_all_gather_begin(comm, NULL, TR_U8, cards, sizeof *cards));
     memory->peer[comm->local] = memory->own;
-    const int *on_node = &comm->rank_of[comm->node * comm->node_size];
+    const int *on_node = &comm->rank_of[(int64_t)comm->node * comm->node_size];
     for (int k = 0; k < comm->node_size && failure == 0; k++) {
         if (k != comm->local) memory->peer[k] = open_peer(&cards[on_node[k]]);
         if (!memory->peer[k]) failure = errno;

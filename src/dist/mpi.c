@@ -300,12 +300,6 @@ static bool is_exchange(const tr_work *work) {
             work->n >= SUM_ELEMS);
 }
 
-static bool serves(tr_comm *comm, const tr_work *work) {
-    (void)comm;
-    (void)work;
-    return true;
-}
-
 static void begin(tr_request *request) {
     const tr_work *work = &request->work;
     tr_comm *comm = request->comm;
@@ -344,5 +338,4 @@ static bool advance(tr_request *request) {
     return transfers_complete(request, 0, request->mpi_count);
 }
 
-const tr_backend tr_backend_mpi = {
-    .name = "mpi", .serves = serves, .begin = begin, .advance = advance};
+const tr_backend tr_backend_mpi = {.name = "mpi", .begin = begin, .advance = advance};
