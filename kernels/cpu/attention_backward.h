@@ -120,9 +120,8 @@ static void write_dq(const tr_attention *a, const query_state *x, int64_t b, int
                      int64_t block) {
     const float *from = x->dq + block * BBR * up(a->Dqk, NR);
     int64_t q0 = block * BBR;
-    for (int64_t r = 0; r < least(BBR, a->Sq - q0); r++)
-        unpack_row(a->grad_t, a->dq, b * a->q_batch + (q0 + r) * a->q_row + h * a->Dqk, a->Dqk,
-                   from + r * NR, BBR, a->scale, a->add_dq);
+    unpack_rows(a->grad_t, a->dq, b * a->q_batch + q0 * a->q_row + h * a->Dqk, a->q_row,
+                least(BBR, a->Sq - q0), a->Dqk, from, BBR, a->scale, a->add_dq);
 }
 
 /* lse, delta and the sink's gradient of a block's rows. */
@@ -177,36 +176,50 @@ static void pack_query_block(const backward_call *f, const query_state *x, int64
 /* A tile of MR rows as words along the rows (at: row 0 of a panel in cols form). */
 VEC_FN void keep_columns(float *at, vec c[MR][2]) {
 #if TR_PAIRS
-    UNROLL for (int i = 0; i < MR; i += 2) UNROLL for (int v = 0; v < 2; v++)
-        vec_keep(at + i / 2 * NR + v * VEC, word_column(c[i][v], c[i + 1][v]));
+    UNROLL for (int i = 0; i < MR; i += 2) {
+        vec_keep(at + i / 2 * NR, word_column(c[i][0], c[i + 1][0]));
+        vec_keep(at + i / 2 * NR + VEC, word_column(c[i][1], c[i + 1][1]));
+    }
 #else
     tile_store(c, 2, at);
 #endif
+}
+
+/* Caps a tile of scores and keeps the derivative; out of line, as in the forward. */
+static __attribute__((noinline)) void cap_slope_tile(float *s, float *slope, float cap) {
+    for (int i = 0; i < 2 * MR; i++) {
+        vec t = vec_tanh(vec_words(s + i * VEC) / cap);
+        vec_keep(s + i * VEC, t * cap);
+        vec_keep(slope + i * VEC, 1 - t * t);
+    }
 }
 
 /* P of group g of the block of queries and panel j of the keys. */
 VEC_FN void probability_tile(key_block *x, const query_state *s, int64_t block, int64_t g,
                              int64_t j, bool full, const uint32_t bits[MR]) {
     const tr_attention *a = x->f->a;
-    int64_t row = block * BBR + g * MR;
+    const float *q = s->q + block * BBR * up(a->Dqk, NR) / KW + g * MR * KP;
+    const float *lse = s->lse + block * BBR + g * MR;
+    float *p = x->p + g * MR * NR;
     vec c[MR][2];
     tile_clear(c);
-    multiply_rows(c, 2, 0, parts(a->Dqk, KW),
-                  s->q + block * BBR * up(a->Dqk, NR) / KW + g * MR * KP, BBR,
-                  x->k_trans + j * trans_words(a->Dqk));
-    if (TR_PAIRS)
-        UNROLL for (int i = 0; i < MR; i++) UNROLL for (int v = 0; v < 2; v++) c[i][v] *= a->scale;
-    if (a->soft_cap > 0) UNROLL for (int i = 0; i < MR; i++) UNROLL for (int v = 0; v < 2; v++) {
-            vec t = vec_tanh(c[i][v] / a->soft_cap);
-            vec_keep(x->slope + (g * MR + i) * NR + v * VEC, 1 - t * t);
-            c[i][v] = t * a->soft_cap;
+    multiply_rows(c, 2, 0, parts(a->Dqk, KW), q, BBR, x->k_trans + j * trans_words(a->Dqk));
+    if (TR_PAIRS) {
+        UNROLL for (int i = 0; i < MR; i++) {
+            c[i][0] *= a->scale, c[i][1] *= a->scale;
         }
-    UNROLL for (int i = 0; i < MR; i++) UNROLL for (int v = 0; v < 2; v++) c[i][v] =
-        vec_exp_score(c[i][v] - s->lse[row + i]);
-    if (!full)
-        UNROLL for (int i = 0; i < MR; i++) UNROLL for (int v = 0; v < 2; v++) c[i][v] =
-            vec_by_bits(bits[i] >> v * VEC, c[i][v], (vec){0});
-    tile_store(c, 2, x->p + g * MR * NR);
+    }
+    if (a->soft_cap > 0) {
+        tile_store(c, 2, p);
+        cap_slope_tile(p, x->slope + g * MR * NR, a->soft_cap);
+        tile_load(c, 2, p);
+    }
+    UNROLL for (int i = 0; i < MR; i++) {
+        c[i][0] = vec_exp_score(c[i][0] - lse[i]);
+        c[i][1] = vec_exp_score(c[i][1] - lse[i]);
+    }
+    if (!full) tile_hide(c, bits, 0);
+    tile_store(c, 2, p);
     if (TR_PAIRS) keep_columns(x->p_cols + g * MR / KW * NR, c);
 }
 
@@ -214,23 +227,28 @@ VEC_FN void probability_tile(key_block *x, const query_state *s, int64_t block, 
 VEC_FN void gradient_tile(key_block *x, const query_state *s, int64_t block, int64_t g, int64_t j,
                           bool full, const uint32_t bits[MR]) {
     const tr_attention *a = x->f->a;
-    int64_t row = block * BBR + g * MR;
+    const float *dout = s->dout + block * BBR * up(a->Dv, NR) / KW + g * MR * KP;
+    const float *delta = s->delta + block * BBR + g * MR;
+    const float *p = x->p + g * MR * NR, *slope = x->slope + g * MR * NR;
     float *ds = x->ds + (j / NR * BBR + g * MR) * KP;
     vec c[MR][2];
     tile_clear(c);
-    multiply_rows(c, 2, 0, parts(a->Dv, KW),
-                  s->dout + block * BBR * up(a->Dv, NR) / KW + g * MR * KP, BBR,
-                  x->v_trans + j * trans_words(a->Dv));
-    UNROLL for (int i = 0; i < MR; i++) UNROLL for (int v = 0; v < 2; v++) c[i][v] =
-        (c[i][v] - s->delta[row + i]) * vec_words(x->p + (g * MR + i) * NR + v * VEC);
-    if (a->soft_cap > 0)
-        UNROLL for (int i = 0; i < MR; i++) UNROLL for (int v = 0; v < 2; v++) c[i][v] *=
-            vec_words(x->slope + (g * MR + i) * NR + v * VEC);
-    if (!full) /* V of a hidden key may be NaN */
-        UNROLL for (int i = 0; i < MR; i++) UNROLL for (int v = 0; v < 2; v++) c[i][v] =
-            vec_by_bits(bits[i] >> v * VEC, c[i][v], (vec){0});
+    multiply_rows(c, 2, 0, parts(a->Dv, KW), dout, BBR, x->v_trans + j * trans_words(a->Dv));
+    UNROLL for (int i = 0; i < MR; i++) {
+        c[i][0] = (c[i][0] - delta[i]) * vec_words(p + i * NR);
+        c[i][1] = (c[i][1] - delta[i]) * vec_words(p + i * NR + VEC);
+    }
+    if (a->soft_cap > 0) {
+        UNROLL for (int i = 0; i < MR; i++) {
+            c[i][0] *= vec_words(slope + i * NR);
+            c[i][1] *= vec_words(slope + i * NR + VEC);
+        }
+    }
+    if (!full) tile_hide(c, bits, 0); /* V of a hidden key may be NaN */
 #if TR_PAIRS
-    UNROLL for (int i = 0; i < MR; i++) vec_keep(ds + i * KP, word_row(c[i][0], c[i][1]));
+    UNROLL for (int i = 0; i < MR; i++) {
+        vec_keep(ds + i * KP, word_row(c[i][0], c[i][1]));
+    }
     keep_columns(x->ds_cols + g * MR / KW * NR, c);
 #else
     tile_store(c, 2, ds);
@@ -367,10 +385,7 @@ static void run_task(const backward_call *f, key_block *x, int64_t slot, int64_t
     x->k = key_head(a, index);
     pack_trans(&x->k, x->first, up(n, NR), x->k_trans);
     pack_trans(&v, x->first, up(n, NR), x->v_trans);
-    x->any = find_dead(&x->k, x->first, n, x->dead);
-    head clean = x->k;
-    if (x->any) clean.dead = x->dead, clean.dead_from = x->first;
-    pack_cols(&clean, x->first, up(n, KW), BBC, x->k_cols);
+    x->any = pack_cols_finite(&x->k, x->first, up(n, KW), BBC, x->k_cols, x->dead);
     memset(x->dk, 0, sizeof(float) * BBC * (size_t)up(a->Dqk, NR));
     memset(x->dv, 0, sizeof(float) * BBC * (size_t)up(a->Dv, NR));
     for (int64_t h = 0; h < f->group_heads; h++)
@@ -379,13 +394,10 @@ static void run_task(const backward_call *f, key_block *x, int64_t slot, int64_t
             if (x->first < whole.end && x->first + BBC > whole.begin)
                 visit(x, f->queries + slot * f->group_heads + h, b, hk * f->group_heads + h, i);
         }
-    for (int64_t k = 0; k < n; k++) {
-        int64_t row = x->first + k;
-        unpack_row(a->grad_t, a->dk, b * a->k_batch + row * a->k_row + hk * a->Dqk, a->Dqk,
-                   x->dk + k * NR, BBC, TR_PAIRS ? a->scale : 1, a->add_dkv);
-        unpack_row(a->grad_t, a->dv, b * a->v_batch + row * a->v_row + hk * a->Dv, a->Dv,
-                   x->dv + k * NR, BBC, 1, a->add_dkv);
-    }
+    unpack_rows(a->grad_t, a->dk, b * a->k_batch + x->first * a->k_row + hk * a->Dqk, a->k_row, n,
+                a->Dqk, x->dk, BBC, TR_PAIRS ? a->scale : 1, a->add_dkv);
+    unpack_rows(a->grad_t, a->dv, b * a->v_batch + x->first * a->v_row + hk * a->Dv, a->v_row, n,
+                a->Dv, x->dv, BBC, 1, a->add_dkv);
 }
 
 /* --- the call

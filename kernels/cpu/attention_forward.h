@@ -51,19 +51,18 @@ static void query_block_take(query_block *x, const tr_attention *a, memory *at) 
 static void pack_key_block(const forward_call *f, int64_t slot, int64_t index, int64_t block) {
     int64_t k0 = block * FBC, n = least(FBC, up(f->a->Sk - k0, NR));
     head k = key_head(f->a, index), v = value_head(f->a, index);
-    uint8_t *dead = f->dead + slot * f->keys, *any = f->any + slot * f->key_blocks + block;
     pack_trans(&k, k0, n, f->trans + slot * f->trans_floats + k0 * trans_words(k.D));
-    *any = find_dead(&v, k0, n, dead + k0);
-    if (*any) v.dead = dead;
     /* a panel of cols holds all keys */
-    pack_cols(&v, k0, n, f->keys, f->cols + slot * f->cols_floats + k0 / KW * NR);
+    f->any[slot * f->key_blocks + block] =
+        pack_cols_finite(&v, k0, n, f->keys, f->cols + slot * f->cols_floats + k0 / KW * NR,
+                         f->dead + slot * f->keys + k0);
 }
 
-/* Plain scores from products: scaled (fp32 words: the queries were) and capped. */
-VEC_FN vec score_of(const tr_attention *a, vec product) {
-    if (TR_PAIRS) product *= a->scale;
-    if (a->soft_cap > 0) product = vec_tanh(product / a->soft_cap) * a->soft_cap;
-    return product;
+/* Caps a tile of scores; out of line, since its constants would cost the products their registers.
+ */
+static __attribute__((noinline)) void cap_tile(float *s, float cap) {
+    for (int i = 0; i < 2 * MR; i++)
+        vec_keep(s + i * VEC, vec_tanh(vec_words(s + i * VEC) / cap) * cap);
 }
 
 /* Scores of the keys k0..k0+n-1, -inf where hidden. */
@@ -83,13 +82,19 @@ static void score_tiles(query_block *x, int64_t k0, int64_t n) {
             vec c[MR][2];
             tile_clear(c);
             multiply_rows(c, 2, 0, words, x->q + g * MR * KP, FBR, x->trans + j * trans);
-            if (TR_PAIRS || a->soft_cap > 0)
-                UNROLL for (int i = 0; i < MR; i++) UNROLL for (int v = 0; v < 2; v++) c[i][v] =
-                    score_of(a, c[i][v]);
-            if (!full)
-                UNROLL for (int i = 0; i < MR; i++) UNROLL for (int v = 0; v < 2; v++) c[i][v] =
-                    vec_by_bits(bits[i] >> v * VEC, c[i][v], vec_set(-INFINITY));
-            tile_store(c, 2, x->s + ((j - k0) / NR * FBR + g * MR) * NR);
+            float *s = x->s + ((j - k0) / NR * FBR + g * MR) * NR;
+            if (TR_PAIRS) {
+                UNROLL for (int i = 0; i < MR; i++) {
+                    c[i][0] *= a->scale, c[i][1] *= a->scale;
+                }
+            }
+            if (a->soft_cap > 0) {
+                tile_store(c, 2, s);
+                cap_tile(s, a->soft_cap);
+                tile_load(c, 2, s);
+            }
+            if (!full) tile_hide(c, bits, -INFINITY);
+            tile_store(c, 2, s);
         }
 }
 
@@ -97,25 +102,25 @@ static void score_tiles(query_block *x, int64_t k0, int64_t n) {
 VEC_FN void softmax_row(query_block *x, int64_t r, uint64_t live) {
     float *s = x->s + r * NR;
     int64_t first, last;
-    vec top[2] = {vec_set(-INFINITY), vec_set(-INFINITY)}, sum[2] = {{0}, {0}};
+    vec top[2] = {vec_all(-INFINITY), vec_all(-INFINITY)}, sum[2] = {{0}, {0}};
     for (uint64_t bits = live; next_run(&bits, &first, &last);)
         for (int64_t j = first; j < last; j++)
-            UNROLL for (int v = 0; v < 2; v++) top[v] =
-                vec_max(top[v], vec_words(s + j * FBR * NR + v * VEC));
+            for (int v = 0; v < 2; v++)
+                top[v] = vec_max(top[v], vec_words(s + j * FBR * NR + v * VEC));
     float old = x->m[r], m = vec_max_lane(vec_max(top[0], top[1]));
     if (old > m) m = old;
-    vec base = vec_set(m == -INFINITY ? 0 : m);
+    vec base = vec_all(m == -INFINITY ? 0 : m);
     for (uint64_t bits = live; next_run(&bits, &first, &last);)
         for (int64_t j = first; j < last; j++) {
             vec p[2];
-            UNROLL for (int v = 0; v < 2; v++) {
+            for (int v = 0; v < 2; v++) {
                 p[v] = vec_exp_score(vec_words(s + j * FBR * NR + v * VEC) - base);
                 sum[v] += p[v];
             }
 #if TR_PAIRS
             vec_keep(x->p + (j * FBR + r) * KP, word_row(p[0], p[1]));
 #else
-            UNROLL for (int v = 0; v < 2; v++) vec_keep(s + j * FBR * NR + v * VEC, p[v]);
+            for (int v = 0; v < 2; v++) vec_keep(s + j * FBR * NR + v * VEC, p[v]);
 #endif
         }
     x->m[r] = m;
@@ -143,8 +148,7 @@ VEC_FN void value_tile(const query_block *x, int64_t g, int64_t k0, const float 
     int64_t first, last;
     vec c[MR][2];
     tile_load(c, nv, o);
-    UNROLL for (int i = 0; i < MR; i++) UNROLL for (int v = 0; v < nv; v++) c[i][v] *=
-        x->decay[g * MR + i];
+    tile_scale(c, nv, x->decay + g * MR);
     for (uint64_t bits = x->live[g]; next_run(&bits, &first, &last);) {
         int64_t begin = most(first * NR, some.begin - k0), end = least(last * NR, some.end - k0);
         multiply_rows(c, nv, begin / KW, parts(end, KW), x->p + g * MR * KP, FBR, cols);
@@ -226,6 +230,8 @@ static void forward_block(const forward_call *f, query_block *x, int64_t slot, i
     x->trans = f->trans + slot * f->trans_floats;
     x->cols = f->cols + slot * f->cols_floats;
     pack_rows(&q, q0, x->rows, FBR, x->q);
+    for (int64_t r = 0; r < rows; r++)
+        prefetch_row(a->out_t, a->out, b * a->out_batch + (q0 + r) * a->out_row + h * a->Dv, a->Dv);
     memset(x->o, 0, sizeof(float) * FBR * (size_t)up(a->Dv, NR));
     for (int64_t r = 0; r < FBR; r++) x->m[r] = -INFINITY, x->l[r] = x->decay[r] = 0;
     for (int64_t k0 = whole.begin / FBC * FBC; k0 < whole.end; k0 += FBC) {

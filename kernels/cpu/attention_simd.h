@@ -17,6 +17,17 @@ enum {
     KP = NR / KW            /* words of a panel's row where rows lie along the contraction */
 };
 
+/* x in every lane, bit for bit (vec_set adds it to zero). */
+VEC_FN vec vec_all(float x) {
+#if defined(__AVX512F__)
+    return (vec)_mm512_set1_ps(x);
+#elif defined(__AVX2__)
+    return (vec)_mm256_set1_ps(x);
+#else
+    return (vec){x, x, x, x};
+#endif
+}
+
 /* The larger; y where either is NaN. */
 VEC_FN vec vec_max(vec x, vec y) {
 #if defined(__AVX512F__)
@@ -74,14 +85,14 @@ VEC_FN vec vec_by_bits(uint32_t bits, vec x, vec y) {
  * NaN. 2^n is made by its bits (the magic number rounds and adds the exponent's bias) and
  * multiplied in: adding bits to a NaN could make a number of it. */
 VEC_FN vec vec_exp_score(vec x) {
-    const vec log2e = vec_set(0x1.715476p+0f), magic = vec_set(0x1.8p23f + 127);
+    const vec log2e = vec_all(0x1.715476p+0f), magic = vec_all(0x1.8p23f + 127);
     vec shifted = vec_fma(x, log2e, magic);
     vec f = vec_fma(x, log2e, magic - shifted);
-    vec p = vec_fma(vec_set(0x1.5bba14p-10f), f, vec_set(0x1.3cea88p-7f));
-    p = vec_fma(p, f, vec_set(0x1.c6b752p-5f));
-    p = vec_fma(p, f, vec_set(0x1.ebf9bcp-3f));
-    p = vec_fma(p, f, vec_set(0x1.62e42ap-1f));
-    p = vec_fma(p, f, vec_set(1));
+    vec p = vec_fma(vec_all(0x1.5bba14p-10f), f, vec_all(0x1.3cea88p-7f));
+    p = vec_fma(p, f, vec_all(0x1.c6b752p-5f));
+    p = vec_fma(p, f, vec_all(0x1.ebf9bcp-3f));
+    p = vec_fma(p, f, vec_all(0x1.62e42ap-1f));
+    p = vec_fma(p, f, vec_all(1));
     vec power = (vec)((vec_i32)shifted << 23);
 #if defined(__AVX512F__)
     __mmask16 normal = _mm512_cmp_ps_mask((__m512)x, _mm512_set1_ps(-87.3f), _CMP_NLT_UQ);
@@ -96,9 +107,9 @@ VEC_FN vec vec_tanh(vec x) {
     vec_i32 sign = (vec_i32)x & INT32_MIN;
     vec size = (vec)((vec_i32)x ^ sign), e = vec_exp_score(size * -2.0f);
     vec far = (1.0f - e) / (1.0f + e), square = x * x;
-    vec p = vec_fma(vec_set(62.0f / 2835), square, vec_set(-17.0f / 315));
-    p = vec_fma(p, square, vec_set(2.0f / 15));
-    p = vec_fma(p, square, vec_set(-1.0f / 3));
+    vec p = vec_fma(vec_all(62.0f / 2835), square, vec_all(-17.0f / 315));
+    p = vec_fma(p, square, vec_all(2.0f / 15));
+    p = vec_fma(p, square, vec_all(-1.0f / 3));
     vec near = vec_fma(p * square, size, size);
     return (vec)((vec_i32)vec_select(size < 0.25f, near, far) | sign);
 }

@@ -12,6 +12,8 @@
 #include "kernels/cpu/attention_plan.h"
 #include "kernels/ref/scalar.h"
 
+enum { AHEAD = 16 }; /* rows between the one in work and the one asked for */
+
 typedef struct {    /* the rows of one head */
     const void *at; /* element 0 of row 0 */
     int64_t row;    /* elements between rows */
@@ -70,11 +72,23 @@ static int64_t trans_words(int64_t D) {
     return up(parts(D, KW), VEC);
 }
 
+/* Asks for a row that will be needed soon: rows of one head are often pages apart. */
+VEC_FN void prefetch_row(tr_dtype t, const void *x, int64_t at, int64_t D) {
+    const char *line = tr_at(t, x, at);
+    for (int64_t i = 0; i < D * (int64_t)tr_dtype_bytes(t); i += 64) __builtin_prefetch(line + i);
+}
+
+VEC_FN void prefetch_head(const head *x, tr_dtype t, int64_t r) {
+    if (r < x->n) prefetch_row(t, x->at, r * x->row, x->D);
+}
+
 VEC_FN void pack_rows_t(const head *x, tr_dtype t, int64_t r0, int64_t n, int64_t room, float *to) {
-    for (int64_t r = 0; r < n; r++)
+    for (int64_t r = 0; r < n; r++) {
+        prefetch_head(x, t, r0 + r + AHEAD);
         for (int64_t d = 0; d < x->D; d += NR)
             for (int64_t w = 0; w < KP; w += VEC)
                 vec_keep(to + (d / NR * room + r) * KP + w, head_words(x, t, r0 + r, d + w * KW));
+    }
 }
 
 /* Rows r0..r0+n-1 in rows form; panels hold `room` rows. */
@@ -92,7 +106,9 @@ static void pack_cols(const head *x, int64_t r0, int64_t n, int64_t room, float 
     __m512i low = _mm512_set_epi16(47, 15, 46, 14, 45, 13, 44, 12, 43, 11, 42, 10, 41, 9, 40, 8, 39,
                                    7, 38, 6, 37, 5, 36, 4, 35, 3, 34, 2, 33, 1, 32, 0);
     __m512i high = _mm512_add_epi16(low, _mm512_set1_epi16(16));
-    for (int64_t r = 0; r < n; r += 2)
+    for (int64_t r = 0; r < n; r += 2) {
+        prefetch_head(x, TR_BF16, r0 + r + AHEAD);
+        prefetch_head(x, TR_BF16, r0 + r + AHEAD + 1);
         for (int64_t d = 0; d < x->D; d += NR) {
             __m512i even = (__m512i)head_words(x, TR_BF16, r0 + r, d);
             __m512i odd = (__m512i)head_words(x, TR_BF16, r0 + r + 1, d);
@@ -100,6 +116,7 @@ static void pack_cols(const head *x, int64_t r0, int64_t n, int64_t room, float 
             vec_keep(at, (vec)_mm512_permutex2var_epi16(even, low, odd));
             vec_keep(at + VEC, (vec)_mm512_permutex2var_epi16(even, high, odd));
         }
+    }
 #else
     pack_rows(x, r0, n, room, to);
 #endif
@@ -107,14 +124,20 @@ static void pack_cols(const head *x, int64_t r0, int64_t n, int64_t room, float 
 
 VEC_FN void pack_trans_t(const head *x, tr_dtype t, int64_t r0, int64_t n, float *to) {
     int64_t words = trans_words(x->D);
-    for (int64_t r = 0; r < n; r += VEC)
+    for (int64_t r = 0; r < n; r += VEC) {
+        for (int i = 0; i < VEC; i++) prefetch_head(x, t, r0 + r + VEC + i);
         for (int64_t w = 0; w < words; w += VEC) {
             vec square[VEC];
-            UNROLL for (int i = 0; i < VEC; i++) square[i] = head_words(x, t, r0 + r + i, w * KW);
+            UNROLL for (int i = 0; i < VEC; i++) {
+                square[i] = head_words(x, t, r0 + r + i, w * KW);
+            }
             vec_transpose(square);
             float *at = to + (r / NR * words + w) * NR + r % NR;
-            UNROLL for (int i = 0; i < VEC; i++) vec_keep(at + i * NR, square[i]);
+            UNROLL for (int i = 0; i < VEC; i++) {
+                vec_keep(at + i * NR, square[i]);
+            }
         }
+    }
 }
 
 /* Rows r0..r0+n-1 in trans form; n is a multiple of NR. */
@@ -125,31 +148,60 @@ static void pack_trans(const head *x, int64_t r0, int64_t n, float *to) {
         pack_trans_t(x, TR_F32, r0, n, to);
 }
 
-/* A row of panels (room rows each, at `from` its first element) times scale: = or += row[D]. */
-static void unpack_row(tr_dtype t, void *row, int64_t at, int64_t D, const float *from,
-                       int64_t room, float scale, bool add) {
+/* A row of panels (room rows each, at `from` its first element) times scale: = or += x[at..]. */
+static void unpack_row(tr_dtype t, void *x, int64_t at, int64_t D, const float *from, int64_t room,
+                       float scale, bool add) {
     for (int64_t d = 0; d < D; d += VEC) {
-        vec x = vec_words(from + d / NR * room * NR + d % NR) * scale;
-        if (add) x += vec_load_n(t, row, at + d, D - d);
-        vec_store_n(t, row, at + d, D - d, x);
+        vec y = vec_words(from + d / NR * room * NR + d % NR) * scale;
+        if (add) y += vec_load_n(t, x, at + d, D - d);
+        vec_store_n(t, x, at + d, D - d, y);
     }
 }
 
-/* dead[r] = 1 for the rows r0..r0+n-1 that hold NaN or infinity; false if none does.
- * Such rows are packed as zeros and added one by one where they are seen: 0 times NaN is NaN. */
-static bool find_dead(const head *x, int64_t r0, int64_t n, uint8_t *dead) {
-    vec sum = {0};
-    memset(dead, 0, (size_t)n);
-    for (int64_t r = r0; r < r0 + n; r++)
-        for (int64_t d = 0; d < x->D; d += VEC)
-            sum = vec_fma(head_values(x, x->t, r, d), vec_set(0), sum);
-    if (vec_sum_lanes(sum) == 0) return false;
+/* n rows of panels, `row` elements apart in x. */
+static void unpack_rows(tr_dtype t, void *x, int64_t at, int64_t row, int64_t n, int64_t D,
+                        const float *from, int64_t room, float scale, bool add) {
     for (int64_t r = 0; r < n; r++) {
-        sum = (vec){0};
+        if (r + AHEAD < n) prefetch_row(t, x, at + (r + AHEAD) * row, D);
+        unpack_row(t, x, at + r * row, D, from + r * NR, room, scale, add);
+    }
+}
+
+/* Whether n packed rows in cols form (panels of `room` rows) are finite. */
+static bool cols_finite(const float *cols, int64_t D, int64_t n, int64_t room) {
+    vec sum[4] = {{0}, {0}, {0}, {0}};
+    for (int64_t d = 0; d < D; d += NR)
+        for (int64_t w = 0; w < n / KW * NR; w += 2 * VEC)
+            for (int v = 0; v < 2; v++) {
+                vec x = vec_words(cols + d * room / KW + w + v * VEC);
+                vec lower = (vec)((vec_i32)x << 16);
+                sum[v] = vec_fma(x, vec_all(0), sum[v]);
+                if (TR_PAIRS) sum[2 + v] = vec_fma(lower, vec_all(0), sum[2 + v]);
+            }
+    return vec_sum_lanes(sum[0] + sum[1]) == 0 && vec_sum_lanes(sum[2] + sum[3]) == 0;
+}
+
+/* dead[r] = 1 for the rows r0..r0+n-1 that hold NaN or infinity. */
+static void find_dead(const head *x, int64_t r0, int64_t n, uint8_t *dead) {
+    for (int64_t r = 0; r < n; r++) {
+        vec sum = {0};
         for (int64_t d = 0; d < x->D; d += VEC)
-            sum = vec_fma(head_values(x, x->t, r0 + r, d), vec_set(0), sum);
+            sum = vec_fma(head_values(x, x->t, r0 + r, d), vec_all(0), sum);
         dead[r] = vec_sum_lanes(sum) != 0;
     }
+}
+
+/* Rows r0..r0+n-1 in cols form, of which those that hold NaN or infinity are zeros: 0 times NaN is
+ * NaN, they are added one by one where they are seen. True when there are any: dead[0..n-1] then
+ * says which. */
+static bool pack_cols_finite(const head *x, int64_t r0, int64_t n, int64_t room, float *to,
+                             uint8_t *dead) {
+    pack_cols(x, r0, n, room, to);
+    if (cols_finite(to, x->D, n, room)) return false;
+    head clean = *x;
+    find_dead(x, r0, n, dead);
+    clean.dead = dead, clean.dead_from = r0;
+    pack_cols(&clean, r0, n, room, to);
     return true;
 }
 
@@ -157,7 +209,7 @@ static bool find_dead(const head *x, int64_t r0, int64_t n, uint8_t *dead) {
 static void add_row(const head *x, int64_t r, float factor, float *to, int64_t room) {
     for (int64_t d = 0; d < x->D; d += VEC) {
         float *at = to + d / NR * room * NR + d % NR;
-        vec_keep(at, vec_fma(vec_set(factor), head_values(x, x->t, r, d), vec_words(at)));
+        vec_keep(at, vec_fma(vec_all(factor), head_values(x, x->t, r, d), vec_words(at)));
     }
 }
 
@@ -170,17 +222,42 @@ static float rows_element(const float *rows, int64_t room, int64_t r, int64_t c)
  */
 
 VEC_FN void tile_clear(vec c[MR][2]) {
-    UNROLL for (int i = 0; i < MR; i++) c[i][0] = c[i][1] = (vec){0};
+    UNROLL for (int i = 0; i < MR; i++) {
+        c[i][0] = c[i][1] = (vec){0};
+    }
 }
 
 VEC_FN void tile_load(vec c[MR][2], int nv, const float *from) {
-    UNROLL for (int i = 0; i < MR; i++) UNROLL for (int v = 0; v < nv; v++) c[i][v] =
-        vec_words(from + i * NR + v * VEC);
+    UNROLL for (int i = 0; i < MR; i++) {
+        UNROLL for (int v = 0; v < nv; v++) {
+            c[i][v] = vec_words(from + i * NR + v * VEC);
+        }
+    }
 }
 
 VEC_FN void tile_store(vec c[MR][2], int nv, float *to) {
-    UNROLL for (int i = 0; i < MR; i++) UNROLL for (int v = 0; v < nv; v++)
-        vec_keep(to + i * NR + v * VEC, c[i][v]);
+    UNROLL for (int i = 0; i < MR; i++) {
+        UNROLL for (int v = 0; v < nv; v++) {
+            vec_keep(to + i * NR + v * VEC, c[i][v]);
+        }
+    }
+}
+
+/* Elements hidden by bits (a row each) become `hidden`. */
+VEC_FN void tile_hide(vec c[MR][2], const uint32_t bits[MR], float hidden) {
+    UNROLL for (int i = 0; i < MR; i++) {
+        c[i][0] = vec_by_bits(bits[i], c[i][0], vec_all(hidden));
+        c[i][1] = vec_by_bits(bits[i] >> VEC, c[i][1], vec_all(hidden));
+    }
+}
+
+/* Row i of a tile is multiplied by factor[i]. */
+VEC_FN void tile_scale(vec c[MR][2], int nv, const float *factor) {
+    UNROLL for (int i = 0; i < MR; i++) {
+        UNROLL for (int v = 0; v < nv; v++) {
+            c[i][v] *= factor[i];
+        }
+    }
 }
 
 /* c += A B over words begin..end-1: A in rows form (its first row at A, panels of `room` rows), B a
@@ -192,10 +269,14 @@ VEC_FN void multiply_rows(vec c[MR][2], int nv, int64_t begin, int64_t end, cons
         const float *a = A + w / KP * room * KP + w % KP;
         for (; w < stop; w++, a++) {
             vec b[2];
-            UNROLL for (int v = 0; v < nv; v++) b[v] = vec_words(B + w * NR + v * VEC);
+            UNROLL for (int v = 0; v < nv; v++) {
+                b[v] = vec_words(B + w * NR + v * VEC);
+            }
             UNROLL for (int i = 0; i < MR; i++) {
-                vec x = vec_set(a[i * KP]);
-                UNROLL for (int v = 0; v < nv; v++) c[i][v] = word_fma(x, b[v], c[i][v]);
+                vec x = vec_all(a[i * KP]);
+                UNROLL for (int v = 0; v < nv; v++) {
+                    c[i][v] = word_fma(x, b[v], c[i][v]);
+                }
             }
         }
     }
@@ -206,10 +287,14 @@ VEC_FN void multiply_cols(vec c[MR][2], int nv, int64_t begin, int64_t end, cons
                           const float *B) {
     for (int64_t w = begin; w < end; w++) {
         vec b[2];
-        UNROLL for (int v = 0; v < nv; v++) b[v] = vec_words(B + w * NR + v * VEC);
+        UNROLL for (int v = 0; v < nv; v++) {
+            b[v] = vec_words(B + w * NR + v * VEC);
+        }
         UNROLL for (int i = 0; i < MR; i++) {
-            vec x = vec_set(A[w * NR + i]);
-            UNROLL for (int v = 0; v < nv; v++) c[i][v] = word_fma(x, b[v], c[i][v]);
+            vec x = vec_all(A[w * NR + i]);
+            UNROLL for (int v = 0; v < nv; v++) {
+                c[i][v] = word_fma(x, b[v], c[i][v]);
+            }
         }
     }
 }

@@ -45,15 +45,16 @@ static double dot(tr_dtype xt, const void *x, int64_t xi, tr_dtype yt, const voi
     return sum;
 }
 
-/* The capped score of a query (element q of a->q) and a key; *slope_p: its derivative by the plain
+/* The capped score of a query (element q of a->q) and a key, rounded to fp32: so that p is exactly
+ * 1 where a row sees one key, whose score its fp32 lse is. *slope_p: the derivative by the plain
  * score. */
 static double score(const tr_attention *a, int64_t q, int64_t k, double *slope_p) {
     double s = dot(a->t, a->q, q, a->t, a->k, k, a->Dqk) * (double)a->scale;
     *slope_p = 1;
-    if (!(a->soft_cap > 0)) return s;
+    if (!(a->soft_cap > 0)) return (double)(float)s;
     double t = tanh(s / (double)a->soft_cap);
     *slope_p = 1 - t * t;
-    return (double)a->soft_cap * t;
+    return (double)(float)((double)a->soft_cap * t);
 }
 
 /* Writes a row of out and its lse from the sum of p v (o), or merges it into what is there. */

@@ -6,6 +6,7 @@
 #include <math.h>
 #include <omp.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 static const shape cases[] = {
@@ -99,8 +100,8 @@ static void agrees_with_float64(void **state) {
             problem p = problem_make(&cases[i], t, wide, wide);
             oracle_forward(&p);
             oracle_backward(&p);
-            for (int m = 0; m < MAKERS; m++)
-                if (makers[m].here) bad += !compare(&p, &makers[m], bf16 ? 4e-2 : 3e-5);
+            for (const maker *m = next_maker(NULL); m; m = next_maker(m))
+                bad += !compare(&p, m, bf16 ? 4e-2 : 3e-5);
             problem_free(&p);
         }
     assert_int_equal(bad, 0);
@@ -177,8 +178,8 @@ static void merged_chunks_equal_the_whole(void **state) {
     };
     const int64_t chunks = 4, n = 66;
     for (size_t c = 0; c < sizeof some / sizeof *some; c++)
-        for (int m = 0; m < MAKERS; m++)
-            for (int bf16 = 0; bf16 < 2 && makers[m].here; bf16++) {
+        for (const maker *m = next_maker(NULL); m; m = next_maker(m))
+            for (int bf16 = 0; bf16 < 2; bf16++) {
                 problem p = problem_make(&some[c], bf16 ? TR_BF16 : TR_F32, TR_F32, TR_F32);
                 double worst = 0;
                 oracle_forward(&p);
@@ -188,17 +189,16 @@ static void merged_chunks_equal_the_whole(void **state) {
                     for (int64_t j = chunks - 1; j >= 0; j--) {
                         tr_attention a = piece(&p.a, i * n, n, j * n, n);
                         a.merge = j < chunks - 1;
-                        makers[m].k.attention_forward(NULL, &a);
+                        m->k.attention_forward(NULL, &a);
                     }
                 for (int64_t i = 0; i < chunks; i++)
                     for (int64_t j = chunks - 1; j >= 0; j--) {
                         tr_attention a = piece(&p.a, i * n, n, j * n, n);
                         a.add_dq = j<chunks - 1, a.add_dkv = i> 0;
-                        makers[m].k.attention_backward(NULL, &a);
+                        m->k.attention_backward(NULL, &a);
                     }
                 for (output o = OUT; o < DSINK; o++) worst = fmax(worst, output_residual(&p, o));
-                printf("merge %zu %-11s%s %.1e\n", c, makers[m].name, bf16 ? " bf16" : " fp32",
-                       worst);
+                printf("merge %zu %-11s%s %.1e\n", c, m->name, bf16 ? " bf16" : " fp32", worst);
                 assert_true(worst < (bf16 ? 4e-2 : 3e-5));
                 problem_free(&p);
             }
@@ -211,7 +211,8 @@ int main(int argc, char **argv) {
         cmocka_unit_test(merged_chunks_equal_the_whole),
     };
     makers_init();
-    if (argc > 1 && !strcmp(argv[1], "bench")) return bench();
+    if (argc > 1 && !strcmp(argv[1], "bench")) return bench(argc > 2 ? atoi(argv[2]) : 1);
     int failed = cmocka_run_group_tests_name("attention", tests, NULL, NULL);
-    return failed;
+    return failed +
+           _cmocka_run_group_tests("exact", exact_tests, (size_t)exact_tests_n, NULL, NULL);
 }

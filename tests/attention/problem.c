@@ -39,7 +39,7 @@ static double rounded(tr_dtype t, double x) {
 }
 
 static void *buffer(int64_t n, size_t bytes) {
-    void *p = malloc((size_t)(n > 0 ? n : 1) * bytes);
+    void *p = aligned_alloc(64, ((size_t)(n > 0 ? n : 1) * bytes + 63) / 64 * 64);
     assert_non_null(p);
     return p;
 }
@@ -122,12 +122,13 @@ problem problem_make(const shape *s, tr_dtype t, tr_dtype out_t, tr_dtype grad_t
                         .local = s->local};
     if (s->docs) make_documents(&p, s->docs);
     a->t = t, a->out_t = out_t, a->grad_t = grad_t;
-    a->q_row = a->Hq * a->Dqk + 3, a->q_batch = a->Sq * a->q_row + 5;
-    a->k_row = a->Hkv * a->Dqk + 1, a->k_batch = a->Sk * a->k_row + 2;
-    a->v_row = a->Hkv * a->Dv + 2, a->v_batch = a->Sk * a->v_row + 1;
-    a->out_row = a->Hq * a->Dv + 4, a->out_batch = a->Sq * a->out_row + 3;
-    a->dout_row = a->Hq * a->Dv + 1, a->dout_batch = a->Sq * a->dout_row + 7;
-    a->lse_head = a->Sq + 2, a->lse_batch = a->Hq * a->lse_head + 1;
+    int64_t gap = s->dense ? 0 : 1;
+    a->q_row = a->Hq * a->Dqk + 3 * gap, a->q_batch = a->Sq * a->q_row + 5 * gap;
+    a->k_row = a->Hkv * a->Dqk + gap, a->k_batch = a->Sk * a->k_row + 2 * gap;
+    a->v_row = a->Hkv * a->Dv + 2 * gap, a->v_batch = a->Sk * a->v_row + gap;
+    a->out_row = a->Hq * a->Dv + 4 * gap, a->out_batch = a->Sq * a->out_row + 3 * gap;
+    a->dout_row = a->Hq * a->Dv + gap, a->dout_batch = a->Sq * a->dout_row + 7 * gap;
+    a->lse_head = a->Sq + 2 * gap, a->lse_batch = a->Hq * a->lse_head + gap;
     p.q = tensor(a, a->Sq, a->Hq * a->Dqk, 0.5, 1, t);
     p.k = tensor(a, a->Sk, a->Hkv * a->Dqk, 0.5, 2, t);
     p.v = tensor(a, a->Sk, a->Hkv * a->Dv, 1, 3, t);

@@ -17,10 +17,11 @@ typedef struct { /* zeros: B 1, Sk as Sq, Hq 1, Hkv as Hq, Dv as Dqk */
     float cap; /* soft cap, 0 none */
     bool sink;
     float scale; /* 0: 1/sqrt(Dqk) */
+    bool dense;  /* rows lie end to end; else a few elements apart */
 } shape;
 
 typedef struct {
-    tr_attention a; /* forward and backward; rows are a few elements longer than needed */
+    tr_attention a; /* forward and backward */
     int32_t *doc_begin, *doc_end;
     /* inputs as the kernel sees them, dense [B, S, H, D] */
     double *q, *k, *v, *dout, *sink;
@@ -38,6 +39,9 @@ typedef struct {
 enum { MAKERS = 5 };
 extern maker makers[MAKERS]; /* ref, portable, avx2, avx512, avx512 bf16 */
 void makers_init(void);
+/* The makers this processor runs, one after the other; the first after NULL, NULL after the last.
+ */
+const maker *next_maker(const maker *m);
 
 /* Inputs are correlated: q, k, v and dout share a common part. t is F32 or BF16; out_t and grad_t
  * likewise. All outputs hold NaN bytes. */
@@ -63,7 +67,7 @@ double output_residual(const problem *p, output o);
 bool output_same(const problem *x, const problem *y, output o);
 
 /* bench.c: speed of every maker here in GFLOP/s and as a share of the FMA peak. */
-int bench(void);
+int bench(int threads);
 /* exact.c: the properties that hold exactly. */
 extern const struct CMUnitTest exact_tests[];
 extern const int exact_tests_n;
