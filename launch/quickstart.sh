@@ -47,11 +47,10 @@ fi
 build/trireme generate --checkpoint "$checkpoint" --prompt "In the beginning"
 
 bits=$(sed -n 's/.*"validation_bits_per_byte":\([0-9.e+-]*\).*/\1/p' "$metrics" | tail -n 1)
-gzip_bits=$(gzip -9 -c data/kjv-valid.txt | wc -c |
-    awk -v bytes="$(wc -c <data/kjv-valid.txt)" '{ printf "%.3f", 8 * $1 / bytes }')
+gzip_bytes=$(gzip -9 -c data/kjv-valid.txt | wc -c)
+awk -v bits="$bits" -v gzip="$gzip_bytes" -v bytes="$(wc -c <data/kjv-valid.txt)" 'BEGIN {
+    printf "\nHeld-out text: %.3f bits per byte; gzip -9 needs %.3f.\n", bits, 8 * gzip / bytes }'
 cat <<END
-
-Held-out text: ${bits:-?} bits per byte (gzip -9 needs $gzip_bits).
 Metrics:       $metrics
 Checkpoint:    $checkpoint
 Train longer:  . launch/env.sh

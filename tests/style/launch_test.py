@@ -1,0 +1,56 @@
+"""Property: launch/env.sh works in every shell that is here, under set -eu, any number of times, sets
+nothing that is set already, and no script in launch/ has a syntax error."""
+import os
+import pathlib
+import shutil
+import subprocess
+import unittest
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+SHELLS = [shell for shell in ("sh", "dash", "bash", "busybox") if shutil.which(shell)]
+
+
+def run(shell, *arguments, **variables):
+    """Standard output of a shell that knows nothing but PATH and these variables."""
+    command = [shell, "sh"] if shell == "busybox" else [shell]
+    done = subprocess.run(command + list(arguments), cwd=ROOT, capture_output=True, text=True,
+                          env={"PATH": os.environ["PATH"], **variables}, check=False)
+    assert done.returncode == 0 and done.stderr == "", (shell, arguments, done)
+    return done.stdout
+
+
+def settings(shell, script, **variables):
+    lines = run(shell, "-euc", script + "; env", **variables).splitlines()
+    return {line.partition("=")[0]: line.partition("=")[2] for line in lines
+            if line.startswith(("OMPI_", "OMP_", "HDF5_"))}
+
+
+class Launch(unittest.TestCase):
+    def test_every_shell_gets_the_same(self):
+        first = settings("sh", ". launch/env.sh")
+        for shell in SHELLS:
+            for script in (". launch/env.sh", ". launch/env.sh; . launch/env.sh"):
+                self.assertEqual(settings(shell, script), first, shell)
+        for name in ("OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM",
+                     "OMPI_MCA_rmaps_base_oversubscribe", "OMPI_MCA_mpi_yield_when_idle"):
+            self.assertEqual(first[name], "1")
+        self.assertEqual(first["OMPI_MCA_fbtl_posix_read_datasieving"], "0")
+
+    def test_what_is_set_stays(self):
+        names = settings("sh", ". launch/env.sh")
+        mine = {name: "7" for name in names}
+        for shell in SHELLS:
+            self.assertEqual(settings(shell, ". launch/env.sh", **mine), mine, shell)
+
+    def test_syntax(self):
+        scripts = sorted((ROOT / "launch").glob("*.sh"))
+        self.assertTrue(scripts)
+        for script in scripts:
+            for shell in SHELLS:
+                run(shell, "-n", str(script))
+            runs = os.access(script, os.X_OK)
+            self.assertEqual(runs, script.name != "env.sh", f"{script.name}: executable or not")
+
+
+if __name__ == "__main__":
+    unittest.main()
