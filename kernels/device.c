@@ -31,7 +31,7 @@ static const struct {
               {TR_CPU_AVX512, "avx512", "cpu avx512"},
               {TR_CPU_AVX512_BF16, "avx512bf16", "cpu avx512 bf16"}};
 
-static int best_level(void) {
+tr_cpu_level tr_cpu_best_level(void) {
 #if defined(__x86_64__)
     bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
                 __builtin_cpu_supports("bmi2") && __builtin_cpu_supports("f16c");
@@ -96,7 +96,7 @@ static void fill_table(tr_kernels *k, int level) {
 
 /* The row of `levels` asked for, or -1 with a message. */
 static int find_level(const char *level) {
-    int best = best_level(), count = (int)(sizeof levels / sizeof *levels);
+    int best = (int)tr_cpu_best_level(), count = (int)(sizeof levels / sizeof *levels);
     for (int i = 0; i < count; i++) {
         if (level ? strcmp(level, levels[i].level_name) != 0 : levels[i].level != best) continue;
         if (levels[i].level <= best) return i;

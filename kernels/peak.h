@@ -1,0 +1,10 @@
+/* peak.h - what the processor could do at best: the base of utilisation figures. Floor: kernels. */
+#pragma once
+#include "base/dtype.h"
+
+/* Local. Floating-point operations a second of `threads` threads (at most the processors this
+ * process may use) that do nothing but multiply and add in registers, measured in at most
+ * `seconds`: fused multiply-adds for TR_F32, bf16 dot products for TR_BF16 where the processor has
+ * them, else as F32. Every thread reports its fastest millisecond, so a busy machine hardly lowers
+ * the figure. */
+double tr_peak_flops(tr_dtype t, int threads, double seconds);
