@@ -170,8 +170,7 @@ static void pack_query_block(const backward_call *f, const query_state *x, int64
     if (whole.begin == whole.end) write_dq(a, x, b, h, block);
 }
 
-/* --- a task
- * --------------------------------------------------------------------------------------- */
+/* A task. */
 
 /* A tile of MR rows as words along the rows (at: row 0 of a panel in cols form). */
 VEC_FN void keep_columns(float *at, vec c[MR][2]) {
@@ -400,8 +399,7 @@ static void run_task(const backward_call *f, key_block *x, int64_t slot, int64_t
                 a->Dv, x->dv, BBC, 1, a->add_dkv);
 }
 
-/* --- the call
- * ------------------------------------------------------------------------------------- */
+/* The call. */
 
 /* Lays the call's memory out in `at`; only counts while that has no base. */
 static void backward_take(backward_call *f, int64_t threads, memory *at) {

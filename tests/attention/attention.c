@@ -148,8 +148,7 @@ static void oracle_has_finite_differences(void **state) {
     }
 }
 
-/* --- merge: chunks of keys, one after the other, equal the whole
- * ------------------------------------ */
+/* Merge: chunks of keys, one after the other, equal the whole. */
 
 /* `a` for the queries q0.. and keys k0.. only. */
 static tr_attention piece(const tr_attention *a, int64_t q0, int64_t Sq, int64_t k0, int64_t Sk) {

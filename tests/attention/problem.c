@@ -26,8 +26,13 @@ void makers_init(void) {
     }
 }
 
-/* --- making
- * --------------------------------------------------------------------------------------- */
+const maker *next_maker(const maker *m) {
+    for (m = m ? m + 1 : makers; m < makers + MAKERS; m++)
+        if (m->here) return m;
+    return NULL;
+}
+
+/* Making. */
 
 static double noise(uint64_t *state) { /* uniform in [-1, 1) */
     *state = *state * 6364136223846793005u + 1442695040888963407u;
@@ -165,8 +170,7 @@ void problem_free(problem *p) {
     for (size_t i = 0; i < sizeof all / sizeof *all; i++) free((void *)(uintptr_t)all[i]);
 }
 
-/* --- the oracle
- * ------------------------------------------------------------------------------------ */
+/* The oracle. */
 
 static bool visible(const problem *p, int64_t b, int64_t i, int64_t j) {
     const tr_mask *m = &p->a.mask;
@@ -264,8 +268,7 @@ void oracle_backward(problem *p) {
             }
 }
 
-/* --- comparing
- * -------------------------------------------------------------------------------------- */
+/* Comparing. */
 
 int64_t output_elems(const problem *p, output o) {
     const tr_attention *a = &p->a;
