@@ -1,5 +1,5 @@
-"""Property: launch/env.sh works in every shell that is here, under set -eu, any number of times, sets
-nothing that is set already, and no script in launch/ has a syntax error."""
+"""Property: launch/env.sh works in every shell that is here, under set -eu, any number of times,
+sets nothing that is set already, and no script in launch/ has a syntax error."""
 import os
 import pathlib
 import shutil
