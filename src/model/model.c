@@ -104,6 +104,7 @@ static void slot_free(tr_model *model, slot_state *s) {
     for (int64_t i = 0; i < model->layers.count; i++) {
         free(s->block[i].send_rows);
         free(s->block[i].stats);
+        free(s->block[i].balance);
     }
     free(s->block);
 }
@@ -156,7 +157,8 @@ static void slot_init(tr_model *model, slot_state *s) {
         if (!model->blocks[i].is_moe) continue;
         b->send_rows = calloc((size_t)(2 * ep), sizeof *b->send_rows);
         b->stats = calloc((size_t)(tr_router_groups(c) * (2 + 2 * E)), sizeof *b->stats);
-        if (!b->send_rows || !b->stats) abort();
+        b->balance = calloc((size_t)(tr_router_groups(c) * (1 + E)), sizeof *b->balance);
+        if (!b->send_rows || !b->stats || !b->balance) abort();
         b->recv_rows = b->send_rows + ep;
     }
 }

@@ -20,6 +20,7 @@ void tr_registry_destroy(tr_registry *r) {
     for (int i = 0; i < TR_SPACES; i++) {
         tr_space *s = &r->space[i];
         free(s->segments);
+        free(s->requests);
         if (!r->device) continue;
         tr_allocator *a = &r->device->allocator;
         size_t bytes = (size_t)s->shard_elems * sizeof(float);
@@ -29,6 +30,7 @@ void tr_registry_destroy(tr_registry *r) {
         if (s->m) a->free(a->self, s->m, bytes);
         if (s->v) a->free(a->self, s->v, bytes);
     }
+    if (r->sum) r->device->allocator.free(r->device->allocator.self, r->sum, sizeof *r->sum);
     free(r->params);
     free(r);
 }
@@ -97,6 +99,8 @@ static void allocate(tr_registry *r, tr_space *s) {
     size_t bytes = (size_t)s->shard_elems * sizeof(float);
     s->weights = tr_comm_alloc(s->comm, s->elems * (int64_t)tr_dtype_bytes(r->t));
     s->grads = tr_comm_alloc(s->comm, s->elems * (int64_t)sizeof(float));
+    s->requests = calloc((size_t)s->buckets, sizeof *s->requests);
+    if (!s->requests) abort();
     float **arrays[] = {&s->m, &s->v, &s->master};
     for (int i = 0; i < (r->t == TR_F32 ? 2 : 3); i++) {
         *arrays[i] = a->alloc(a->self, bytes);
@@ -110,6 +114,7 @@ void tr_registry_seal(tr_registry *r, const tr_grid *grid, int64_t bucket_elems,
     static const tr_group group[TR_SPACES] = {TR_GROUP_REPLICA, TR_GROUP_EXPERT_REPLICA,
                                               TR_GROUP_REPLICA};
     r->device = device;
+    if (device) r->sum = device->allocator.alloc(device->allocator.self, sizeof *r->sum);
     for (int i = 0; i < TR_SPACES; i++) r->space[i].comm = grid->comm[group[i]];
     for (int64_t i = 0; i < r->count; i++) {
         tr_param *p = &r->params[i];

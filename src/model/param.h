@@ -65,6 +65,7 @@ typedef struct {
     float *grads;  /* fp32 [elems], likewise */
     float *master; /* [shard_elems]; NULL when the compute type is F32: weights are the masters */
     float *m, *v;  /* [shard_elems] */
+    tr_request **requests; /* [buckets] of the reduction or gathering under way */
 } tr_space;
 
 typedef struct {
@@ -73,6 +74,7 @@ typedef struct {
     tr_space space[TR_SPACES];
     tr_dtype t;
     tr_device *device; /* borrowed; NULL until sealed with storage */
+    double *sum;       /* device, one number: sums of squares */
 } tr_registry;
 
 tr_registry *tr_registry_create(tr_dtype compute);

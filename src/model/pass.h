@@ -92,6 +92,7 @@ typedef struct {
     int64_t *send_rows, *recv_rows; /* [ep] */
     int64_t rows_sent, rows_here;   /* R at the source and at the experts, or a bound of it */
     double *stats;                  /* [G, 2+2E], summed over the context group */
+    float *balance;                 /* [G, E+1] gradients of the balance losses */
     double micro_tokens;            /* scope global_batch: tokens of this micro-batch alone */
 } tr_saved;
 

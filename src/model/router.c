@@ -198,13 +198,10 @@ void tr_router_backward(const tr_moe_layer *l, const tr_pass *pass, const tr_sav
     const tr_model_config *m = c->config;
     int64_t E = m->num_experts, G = tr_router_groups(c);
     tr_arena_mark mark = tr_arena_get_mark(c->scratch);
-    float *host = calloc((size_t)(G * (E + 1)), sizeof *host);
-    if (!host) abort();
-    balance_gradient(c, saved, host, host + G * E);
+    balance_gradient(c, saved, saved->balance, saved->balance + G * E);
     float *grads = tr_scratch(c, G * (E + 1), TR_F32);
-    c->device->copy(c->stream, grads, host, (size_t)(G * (E + 1)) * sizeof *host, TR_TO_DEVICE);
-    c->device->stream_wait(c->stream);
-    free(host);
+    c->device->copy(c->stream, grads, saved->balance, (size_t)(G * (E + 1)) * sizeof *grads,
+                    TR_TO_DEVICE);
     float *dlogits = tr_scratch(c, c->N * E, TR_F32);
     c->kernels->router_backward(c->stream, dlogits, dweight, saved->t[TR_SAVED_PROB],
                                 saved->t[TR_SAVED_RLSE], saved->t[TR_SAVED_INDEX],

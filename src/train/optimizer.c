@@ -1,20 +1,15 @@
 /* optimizer.c - bucketed reduce-scatter, sharded AdamW, all-gather. Floor: train. */
 #include "train/optimizer.h"
 
-#include <stdlib.h>
-
 static int64_t part_of(const tr_space *s) {
     return s->bucket_elems / tr_comm_size(s->comm);
 }
 
-/* One request for each bucket of a space, begun; several travel at once. */
-static tr_request **begin_reduce(const tr_space *s) {
-    tr_request **requests = malloc((size_t)(s->buckets + 1) * sizeof *requests);
-    if (!requests) abort();
+/* Several buckets travel at once. */
+static void begin_reduce(const tr_space *s) {
     for (int64_t b = 0; b < s->buckets; b++)
-        requests[b] = tr_reduce_scatter_begin(s->comm, NULL, TR_F32, s->grads + b * s->bucket_elems,
-                                              part_of(s));
-    return requests;
+        s->requests[b] = tr_reduce_scatter_begin(s->comm, NULL, TR_F32,
+                                                 s->grads + b * s->bucket_elems, part_of(s));
 }
 
 /* The embedding's two copies, on the first and the last stage, share one gradient. */
@@ -25,23 +20,18 @@ static void add_copies(const tr_grid *grid, const tr_space *s) {
 }
 
 void tr_gradients_reduce(tr_registry *r, const tr_grid *grid, double *sum_squares_p) {
-    tr_request **requests[TR_SPACES];
     tr_device *device = r->device;
-    double *sum = device->allocator.alloc(device->allocator.self, sizeof *sum);
-    if (!sum) tr_abort("out of memory");
-    device->zero(NULL, sum, sizeof *sum);
-    for (int i = 0; i < TR_SPACES; i++) requests[i] = begin_reduce(&r->space[i]);
+    device->zero(NULL, r->sum, sizeof *r->sum);
+    for (int i = 0; i < TR_SPACES; i++) begin_reduce(&r->space[i]);
     for (int i = 0; i < TR_SPACES; i++) {
         const tr_space *s = &r->space[i];
-        for (int64_t b = 0; b < s->buckets; b++) tr_end(requests[i][b]);
-        free(requests[i]);
+        for (int64_t b = 0; b < s->buckets; b++) tr_end(s->requests[b]);
         if (i == TR_SPACE_TIED) add_copies(grid, s);
         if (i == TR_SPACE_TIED && !tr_grid_first_stage(grid)) continue; /* counted there */
         for (int64_t b = 0; b < s->buckets; b++)
-            device->kernels->sum_squares(NULL, sum, s->grads + tr_space_piece(s, b), part_of(s));
+            device->kernels->sum_squares(NULL, r->sum, s->grads + tr_space_piece(s, b), part_of(s));
     }
-    device->copy(NULL, sum_squares_p, sum, sizeof *sum, TR_TO_HOST);
-    device->allocator.free(device->allocator.self, sum, sizeof *sum);
+    device->copy(NULL, sum_squares_p, r->sum, sizeof *r->sum, TR_TO_HOST);
 }
 
 static void update_segment(tr_registry *r, tr_space *s, const tr_segment *g, tr_adamw h) {
@@ -63,15 +53,12 @@ void tr_optimizer_update(tr_registry *r, const tr_optimizer_step *step, double g
     size_t size = tr_dtype_bytes(r->t);
     for (int i = 0; i < TR_SPACES; i++) {
         tr_space *s = &r->space[i];
-        tr_request **gathers = malloc((size_t)(s->buckets + 1) * sizeof *gathers);
-        if (!gathers) abort();
         for (int64_t b = 0, k = 0; b < s->buckets; b++) {
             for (; k < s->nsegments && s->segments[k].shard < (b + 1) * part_of(s); k++)
                 update_segment(r, s, &s->segments[k], h);
             char *bucket = (char *)s->weights + (size_t)(b * s->bucket_elems) * size;
-            gathers[b] = tr_all_gather_begin(s->comm, NULL, r->t, bucket, part_of(s));
+            s->requests[b] = tr_all_gather_begin(s->comm, NULL, r->t, bucket, part_of(s));
         }
-        for (int64_t b = 0; b < s->buckets; b++) tr_end(gathers[b]);
-        free(gathers);
+        for (int64_t b = 0; b < s->buckets; b++) tr_end(s->requests[b]);
     }
 }
