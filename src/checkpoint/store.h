@@ -30,10 +30,11 @@ typedef struct {
     char *config; /* resolved YAML; owned after a read */
 } tr_progress_state;
 
-/* Collective on world. Writes directory/step-%08d.h5: free space is checked first, all ranks write
- * under a temporary name, then flush, rename, fsync the directory; then all but the newest `keep`
- * (0: all are kept) are removed. TR_ERR_IO (disk full, no permission) leaves older ones as they
- * were and no temporary file. */
+/* Collective on world. Writes directory/step-%08d.h5 (the folder is made): free space is checked
+ * first, all ranks write under a temporary name, then flush, rename, fsync the directory; then, of
+ * the steps up to this one, all but the newest `keep` (0: all are kept) are removed. TR_ERR_IO
+ * (disk full, no permission) leaves older ones as they were and no temporary file; TR_ERR_INTERNAL
+ * names a tensor that the pieces do not cover exactly once. */
 tr_status tr_checkpoint_save(tr_comm *world, const char *directory, int64_t keep,
                              const tr_progress_state *state, int64_t ntensors,
                              const tr_tensor_info *tensors, int64_t npieces,
