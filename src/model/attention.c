@@ -1,33 +1,20 @@
 /* attention.c - grouped-query attention with rotary positions. Floor: model. */
 #include "model/layers.h"
 
-#include <math.h>
-#include <stdio.h>
-
 static int64_t declare(tr_registry *r, int64_t layer, const char *what, int64_t out, int64_t in,
                        double std, int stage) {
-    tr_param_decl d = {.ndim = 2,
-                       .shape = {out, in},
-                       .init = TR_INIT_NORMAL,
-                       .init_std = (float)std,
-                       .decay = true,
-                       .stage = stage,
-                       .copy_stage = -1};
-    snprintf(d.name, sizeof d.name, "model.layers.%lld.self_attn.%s_proj.weight", (long long)layer,
-             what);
-    return tr_registry_add(r, &d);
+    return tr_linear_declare(r, out, in, std, stage, "model.layers.%lld.self_attn.%s_proj.weight",
+                             (long long)layer, what);
 }
 
 void tr_attention_declare(tr_attention_layer *l, tr_registry *r, const tr_model_config *m,
                           int64_t index, int stage) {
     int64_t H = m->hidden_size, q = m->num_attention_heads * m->head_dim,
             kv = m->num_key_value_heads * m->head_dim;
-    double std = m->initializer_range;
-    double out_std = std / sqrt(2.0 * (double)m->num_hidden_layers); /* residual branches: GPT-2 */
-    l->q = declare(r, index, "q", q, H, std, stage);
-    l->k = declare(r, index, "k", kv, H, std, stage);
-    l->v = declare(r, index, "v", kv, H, std, stage);
-    l->o = declare(r, index, "o", H, q, out_std, stage);
+    l->q = declare(r, index, "q", q, H, m->initializer_range, stage);
+    l->k = declare(r, index, "k", kv, H, m->initializer_range, stage);
+    l->v = declare(r, index, "v", kv, H, m->initializer_range, stage);
+    l->o = declare(r, index, "o", H, q, tr_residual_std(m), stage);
 }
 
 static void rotate(const tr_env *c, void *x, int64_t heads, int direction) {

@@ -1,30 +1,16 @@
 /* mlp.c - the gated feed-forward layer: down(silu(gate x) * up x). Floor: model. */
 #include "model/layers.h"
 
-#include <math.h>
-#include <stdio.h>
-
-static int64_t declare(tr_registry *r, const char *prefix, const char *what, int64_t out,
-                       int64_t in, double std, int stage) {
-    tr_param_decl d = {.ndim = 2,
-                       .shape = {out, in},
-                       .init = TR_INIT_NORMAL,
-                       .init_std = (float)std,
-                       .decay = true,
-                       .stage = stage,
-                       .copy_stage = -1};
-    snprintf(d.name, sizeof d.name, "%s.%s_proj.weight", prefix, what);
-    return tr_registry_add(r, &d);
-}
-
 void tr_mlp_declare(tr_mlp_layer *l, tr_registry *r, const tr_model_config *m, const char *prefix,
                     int64_t width, int stage) {
-    double std = m->initializer_range, out_std = std / sqrt(2.0 * (double)m->num_hidden_layers);
+    int64_t H = m->hidden_size;
+    double std = m->initializer_range;
     l->width = width;
     if (width == 0) return;
-    l->gate = declare(r, prefix, "gate", width, m->hidden_size, std, stage);
-    l->up = declare(r, prefix, "up", width, m->hidden_size, std, stage);
-    l->down = declare(r, prefix, "down", m->hidden_size, width, out_std, stage);
+    l->gate = tr_linear_declare(r, width, H, std, stage, "%s.gate_proj.weight", prefix);
+    l->up = tr_linear_declare(r, width, H, std, stage, "%s.up_proj.weight", prefix);
+    l->down =
+        tr_linear_declare(r, H, width, tr_residual_std(m), stage, "%s.down_proj.weight", prefix);
 }
 
 static void activate(const tr_mlp_layer *l, const tr_pass *pass, tr_saved *saved) {

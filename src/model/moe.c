@@ -6,7 +6,6 @@
  * while the shared expert computes. */
 #include "model/layers.h"
 
-#include <math.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -28,20 +27,12 @@ static int64_t declare_experts(tr_registry *r, int64_t layer, const char *what, 
 void tr_moe_declare(tr_moe_layer *l, tr_registry *r, const tr_model_config *m, int64_t index,
                     int64_t moe_index, int stage) {
     int64_t E = m->num_experts, H = m->hidden_size, I = m->moe_intermediate_size;
-    double std = m->initializer_range, out_std = std / sqrt(2.0 * (double)m->num_hidden_layers);
-    tr_param_decl router = {.ndim = 2,
-                            .shape = {E, H},
-                            .init = TR_INIT_NORMAL,
-                            .init_std = (float)std,
-                            .decay = true,
-                            .stage = stage,
-                            .copy_stage = -1};
-    snprintf(router.name, sizeof router.name, "model.layers.%lld.mlp.gate.weight",
-             (long long)index);
+    double std = m->initializer_range, out_std = tr_residual_std(m);
     char shared[64];
     snprintf(shared, sizeof shared, "model.layers.%lld.mlp.shared_experts", (long long)index);
     l->moe_index = moe_index;
-    l->router = tr_registry_add(r, &router);
+    l->router = tr_linear_declare(r, E, H, std, stage, "model.layers.%lld.mlp.gate.weight",
+                                  (long long)index);
     l->gate = declare_experts(r, index, "gate", E, I, H, std, stage);
     l->up = declare_experts(r, index, "up", E, I, H, std, stage);
     l->down = declare_experts(r, index, "down", E, H, I, out_std, stage);

@@ -114,8 +114,14 @@ static inline void *tr_scratch(const tr_env *c, int64_t elems, tr_dtype t) {
     return tr_arena_alloc(c->scratch, (size_t)elems * tr_dtype_bytes(t));
 }
 
-/* Linear layers without bias, weights [out,in] as Hugging Face stores them.
- * y[N,out] = beta*y + x[N,in] W^T */
+/* Linear layers without bias, weights [out,in] as Hugging Face stores them (linear.c).
+ * Declares one, initialised by a normal distribution; the name as printf makes it. */
+int64_t tr_linear_declare(tr_registry *registry, int64_t out, int64_t in, double std, int stage,
+                          const char *format, ...) __attribute__((format(printf, 6, 7)));
+/* Standard deviation of projections that end a residual branch: initializer_range / sqrt(2 layers)
+ * (Radford et al. 2019, GPT-2). */
+double tr_residual_std(const tr_model_config *config);
+/* y[N,out] = beta*y + x[N,in] W^T */
 void tr_linear(const tr_env *c, void *y, tr_dtype y_t, const void *x, const tr_param *w, int64_t N,
                float beta);
 /* dx[N,in] = beta*dx + dy[N,out] W */

@@ -1,4 +1,4 @@
-/* saved.c - the table of what a block saves for its backward, and linear layers. Floor: model. */
+/* saved.c - the table of what a block saves for its backward. Floor: model. */
 #include "model/pass.h"
 
 /* Dropped by: no recomputation, full, selective and full. */
@@ -136,57 +136,4 @@ void tr_saved_plan(const tr_env *c, bool is_moe, int64_t mlp_width, int64_t *kep
 void tr_saved_forget(const tr_pass *pass, tr_saved *saved) {
     for (int id = 0; id < TR_SAVED_COUNT; id++)
         if (!kept(pass, (tr_saved_id)id)) saved->t[id] = NULL;
-}
-
-void tr_linear(const tr_env *c, void *y, tr_dtype y_t, const void *x, const tr_param *w, int64_t N,
-               float beta) {
-    int64_t out = w->decl.shape[0], in = w->decl.shape[1];
-    c->kernels->gemm(c->stream, &(tr_gemm){.M = N,
-                                           .N = out,
-                                           .K = in,
-                                           .A = x,
-                                           .lda = in,
-                                           .B = w->weight,
-                                           .ldb = in,
-                                           .trans_b = true,
-                                           .C = y,
-                                           .ldc = out,
-                                           .ab = c->t,
-                                           .c = y_t,
-                                           .beta = beta});
-}
-
-void tr_linear_input(const tr_env *c, void *dx, const void *dy, const tr_param *w, int64_t N,
-                     float beta) {
-    int64_t out = w->decl.shape[0], in = w->decl.shape[1];
-    c->kernels->gemm(c->stream, &(tr_gemm){.M = N,
-                                           .N = in,
-                                           .K = out,
-                                           .A = dy,
-                                           .lda = out,
-                                           .B = w->weight,
-                                           .ldb = in,
-                                           .C = dx,
-                                           .ldc = in,
-                                           .ab = c->t,
-                                           .c = c->t,
-                                           .beta = beta});
-}
-
-void tr_linear_weight(const tr_env *c, const tr_param *w, const void *dy, const void *x,
-                      int64_t N) {
-    int64_t out = w->decl.shape[0], in = w->decl.shape[1];
-    c->kernels->gemm(c->stream, &(tr_gemm){.M = out,
-                                           .N = in,
-                                           .K = N,
-                                           .A = dy,
-                                           .lda = out,
-                                           .trans_a = true,
-                                           .B = x,
-                                           .ldb = in,
-                                           .C = w->grad,
-                                           .ldc = in,
-                                           .ab = c->t,
-                                           .c = TR_F32,
-                                           .beta = 1});
 }

@@ -1,0 +1,79 @@
+/* linear.c - linear layers without bias. Floor: model. */
+#include "model/pass.h"
+
+#include <math.h>
+#include <stdarg.h>
+#include <stdio.h>
+
+int64_t tr_linear_declare(tr_registry *r, int64_t out, int64_t in, double std, int stage,
+                          const char *format, ...) {
+    tr_param_decl d = {.ndim = 2,
+                       .shape = {out, in},
+                       .init = TR_INIT_NORMAL,
+                       .init_std = (float)std,
+                       .decay = true,
+                       .stage = stage,
+                       .copy_stage = -1};
+    va_list args;
+    va_start(args, format);
+    vsnprintf(d.name, sizeof d.name, format, args);
+    va_end(args);
+    return tr_registry_add(r, &d);
+}
+
+double tr_residual_std(const tr_model_config *m) {
+    return m->initializer_range / sqrt(2.0 * (double)m->num_hidden_layers);
+}
+
+void tr_linear(const tr_env *c, void *y, tr_dtype y_t, const void *x, const tr_param *w, int64_t N,
+               float beta) {
+    int64_t out = w->decl.shape[0], in = w->decl.shape[1];
+    c->kernels->gemm(c->stream, &(tr_gemm){.M = N,
+                                           .N = out,
+                                           .K = in,
+                                           .A = x,
+                                           .lda = in,
+                                           .B = w->weight,
+                                           .ldb = in,
+                                           .trans_b = true,
+                                           .C = y,
+                                           .ldc = out,
+                                           .ab = c->t,
+                                           .c = y_t,
+                                           .beta = beta});
+}
+
+void tr_linear_input(const tr_env *c, void *dx, const void *dy, const tr_param *w, int64_t N,
+                     float beta) {
+    int64_t out = w->decl.shape[0], in = w->decl.shape[1];
+    c->kernels->gemm(c->stream, &(tr_gemm){.M = N,
+                                           .N = in,
+                                           .K = out,
+                                           .A = dy,
+                                           .lda = out,
+                                           .B = w->weight,
+                                           .ldb = in,
+                                           .C = dx,
+                                           .ldc = in,
+                                           .ab = c->t,
+                                           .c = c->t,
+                                           .beta = beta});
+}
+
+void tr_linear_weight(const tr_env *c, const tr_param *w, const void *dy, const void *x,
+                      int64_t N) {
+    int64_t out = w->decl.shape[0], in = w->decl.shape[1];
+    c->kernels->gemm(c->stream, &(tr_gemm){.M = out,
+                                           .N = in,
+                                           .K = N,
+                                           .A = dy,
+                                           .lda = out,
+                                           .trans_a = true,
+                                           .B = x,
+                                           .ldb = in,
+                                           .C = w->grad,
+                                           .ldc = in,
+                                           .ab = c->t,
+                                           .c = TR_F32,
+                                           .beta = 1});
+}
