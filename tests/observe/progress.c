@@ -7,6 +7,7 @@
 #include <stddef.h>
 
 #include <cmocka.h>
+#include <errno.h>
 #include <fcntl.h>
 #include <math.h>
 #include <poll.h>
@@ -53,7 +54,10 @@ static void to_pipe(void) {
 static void to_terminal(unsigned short columns) {
     struct winsize size = {.ws_row = 24, .ws_col = columns};
     int reading, writing;
-    assert_int_equal(openpty(&reading, &writing, NULL, NULL, &size), 0);
+    if (openpty(&reading, &writing, NULL, NULL, &size) != 0) {
+        print_message("skipped: this system gives out no terminals: %s\n", strerror(errno));
+        skip();
+    }
     redirect(writing, reading);
 }
 
