@@ -31,8 +31,10 @@ void tr_rig_open(tr_rig *rig, const tr_lab *lab, tr_comm *comm, tr_dtype t, int6
     c->sums.expert_load = calloc((size_t)E + 1, sizeof *c->sums.expert_load);
     rig->saved.stats =
         calloc((size_t)(tr_router_groups(c) * (2 + 2 * E)), sizeof *rig->saved.stats);
+    rig->saved.balance =
+        calloc((size_t)(tr_router_groups(c) * (1 + E)), sizeof *rig->saved.balance);
     rig->valid = device->allocator.alloc(device->allocator.self, (size_t)c->N + 1);
-    if (!c->sums.expert_load || !rig->saved.stats || !rig->valid) abort();
+    if (!c->sums.expert_load || !rig->saved.stats || !rig->saved.balance || !rig->valid) abort();
     uint8_t *ones = malloc((size_t)c->N + 1);
     if (!ones) abort();
     memset(ones, 1, (size_t)c->N);
@@ -60,4 +62,5 @@ void tr_rig_close(tr_rig *rig) {
     tr_grid_destroy(rig->grid);
     free(c->sums.expert_load);
     free(rig->saved.stats);
+    free(rig->saved.balance);
 }
