@@ -5,7 +5,8 @@
  * stream. Row-major, last dimension fastest. Results are bitwise repeatable for the same inputs,
  * maker and thread count. Sizes may be 0 unless said otherwise. Statistics and sums are fp32 or
  * better whatever t is. t is TR_F32 or TR_BF16.
- * Rule: activations and their gradients are written (=), weight gradients are fp32 and added to (+=).
+ * Rule: activations and their gradients are written (=), weight gradients are fp32 and added to
+ * (+=).
  *
  * Legend: N rows (tokens), C or H width, B batch, S sequence, E experts, k experts a token,
  * V vocabulary, R rows in expert order. */
@@ -15,8 +16,8 @@
 
 /* C[M,N] = beta*C + op(A)[M,K] op(B)[K,N]; op transposes when its flag is set (A is then stored
  * [K,M], B [N,K]). ld* are elements between rows as stored. A and B have type `ab`, C type `c`
- * (`ab` or F32). beta is 0 (C is not read, NaN there does not matter) or 1. K = 0 with beta 0 writes
- * zeros. */
+ * (`ab` or F32). beta is 0 (C is not read, NaN there does not matter) or 1. K = 0 with beta 0
+ * writes zeros. */
 typedef struct {
     int64_t M, N, K;
     const void *A, *B;
@@ -37,9 +38,9 @@ typedef struct {
 /* Which keys a query sees. Row i of a call's queries has position q_start + i, row j of its keys
  * k_start + j. Query p sees key s when all of these hold:
  *     causal: s <= p             window > 0: s > p - window (and s < p + window if not causal)
- *     doc_begin != NULL: doc_begin[b,i] <= s < doc_end[b,i]  (positions; doc_end may be NULL: no end)
- *     dilation > 1: (p - s) % dilation == 0, or |p - s| < local (sparse = local or atrous)
- * Blocks with no visible pair are never computed. */
+ *     doc_begin != NULL: doc_begin[b,i] <= s < doc_end[b,i]  (positions; doc_end may be NULL: no
+ * end) dilation > 1: (p - s) % dilation == 0, or |p - s| < local (sparse = local or atrous) Blocks
+ * with no visible pair are never computed. */
 typedef struct {
     bool causal;
     int64_t q_start, k_start;
@@ -66,26 +67,27 @@ typedef struct {
     tr_dtype t; /* of q, k, v, dout */
     const void *q, *k, *v;
     int64_t q_batch, q_row, k_batch, k_row, v_batch, v_row;
-    void *out;       /* forward: written; backward: read */
-    tr_dtype out_t;  /* t or F32 */
+    void *out;      /* forward: written; backward: read */
+    tr_dtype out_t; /* t or F32 */
     int64_t out_batch, out_row;
-    float *lse;      /* element (b, h, i) at lse[b*lse_batch + h*lse_head + i]; backward: the GLOBAL one */
+    float
+        *lse; /* element (b, h, i) at lse[b*lse_batch + h*lse_head + i]; backward: the GLOBAL one */
     int64_t lse_batch, lse_head;
     bool merge;
     const float *sink; /* [Hq], nullable */
     /* backward only */
-    const void *dout;               /* strides of its own */
+    const void *dout; /* strides of its own */
     int64_t dout_batch, dout_row;
-    void *dq, *dk, *dv;             /* strides of q, k, v; type grad_t: t or F32 */
+    void *dq, *dk, *dv; /* strides of q, k, v; type grad_t: t or F32 */
     tr_dtype grad_t;
-    bool add_dq, add_dkv;           /* += instead of =; only with grad_t F32 */
-    float *dsink;                   /* [Hq] +=, nullable */
+    bool add_dq, add_dkv; /* += instead of =; only with grad_t F32 */
+    float *dsink;         /* [Hq] +=, nullable */
 } tr_attention;
 
 typedef struct {
     float learning_rate, beta1, beta2, epsilon, weight_decay;
-    float grad_scale;   /* gradients are multiplied by this first (clipping) */
-    int64_t t;          /* 1-based count of updates done, this one included */
+    float grad_scale; /* gradients are multiplied by this first (clipping) */
+    int64_t t;        /* 1-based count of updates done, this one included */
 } tr_adamw;
 
 struct tr_kernels {
@@ -155,13 +157,14 @@ struct tr_kernels {
                            int32_t *index /* [N,k] */, float *weight /* [N,k] */, int64_t N,
                            int64_t E, int64_t k, bool renormalise);
     /* Sums over the valid tokens of each of G groups of N/G consecutive rows, written as doubles:
-     * stats[g] = {tokens, sum lse^2, count of choices per expert [E], sum of prob per expert [E]}. */
+     * stats[g] = {tokens, sum lse^2, count of choices per expert [E], sum of prob per expert [E]}.
+     */
     void (*router_stats)(tr_stream *s, const float *prob, const float *lse, const int32_t *index,
                          const uint8_t *valid, double *stats /* [G, 2+2E] */, int64_t N, int64_t E,
                          int64_t k, int64_t G);
     /* dlogits = through the softmax of: dweight (gradient of the k weights, through the
-     * renormalisation), plus aux: prob[n,e] has gradient prob_grad[g,e], plus z: lse[n] has gradient
-     * z_grad[g]*lse[n]. g = n/(N/G). Invalid tokens get zeros. dweight nullable. */
+     * renormalisation), plus aux: prob[n,e] has gradient prob_grad[g,e], plus z: lse[n] has
+     * gradient z_grad[g]*lse[n]. g = n/(N/G). Invalid tokens get zeros. dweight nullable. */
     void (*router_backward)(tr_stream *s, float *dlogits /* [N,E] */, const float *dweight,
                             const float *prob, const float *lse, const int32_t *index,
                             const float *weight, const uint8_t *valid,
@@ -196,12 +199,14 @@ struct tr_kernels {
                                 const void *x, const int32_t *row_of, int64_t N, int64_t k,
                                 int64_t H);
 
-    /* --- attention ----------------------------------------------------------------------------- */
+    /* --- attention -----------------------------------------------------------------------------
+     */
     /* Work memory comes from the maker's own pool (grown on first use, kept). */
     void (*attention_forward)(tr_stream *s, const tr_attention *a);
     void (*attention_backward)(tr_stream *s, const tr_attention *a);
 
-    /* --- optimizer ----------------------------------------------------------------------------- */
+    /* --- optimizer -----------------------------------------------------------------------------
+     */
     /* Decoupled AdamW (Loshchilov, Hutter 2019), all fp32 [n]: p -= lr (m^/(sqrt v^ + eps) + wd p).
      * compute (nullable) receives p as type compute_t. */
     void (*adamw)(tr_stream *s, const tr_adamw *h, float *p, void *compute, tr_dtype compute_t,

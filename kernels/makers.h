@@ -1,6 +1,6 @@
 /* makers.h - who fills which rows of the kernel table. Floor: kernels, internal.
- * Each function sets the rows of its concept; cpu functions leave a row alone when they have nothing
- * faster for that level. */
+ * Each function sets the rows of its concept; cpu functions leave a row alone when they have
+ * nothing faster for that level. */
 #pragma once
 #include "kernels/kernels.h"
 
@@ -9,10 +9,10 @@ typedef enum { TR_CPU_PORTABLE, TR_CPU_AVX2, TR_CPU_AVX512, TR_CPU_AVX512_BF16 }
 /* The highest that this processor runs. */
 tr_cpu_level tr_cpu_best_level(void);
 
-void tr_ref_linear(tr_kernels *k);    /* gemm, grouped_gemm, grouped_gemm_weight */
-void tr_ref_layers(tr_kernels *k);    /* rmsnorm, rope, swiglu, add, cast */
-void tr_ref_loss(tr_kernels *k);      /* embedding, cross_entropy */
-void tr_ref_moe(tr_kernels *k);       /* router_*, moe_*, gather/combine rows */
+void tr_ref_linear(tr_kernels *k); /* gemm, grouped_gemm, grouped_gemm_weight */
+void tr_ref_layers(tr_kernels *k); /* rmsnorm, rope, swiglu, add, cast */
+void tr_ref_loss(tr_kernels *k);   /* embedding, cross_entropy */
+void tr_ref_moe(tr_kernels *k);    /* router_*, moe_*, gather/combine rows */
 void tr_ref_attention(tr_kernels *k);
 void tr_ref_optimizer(tr_kernels *k); /* adamw, sum_squares */
 

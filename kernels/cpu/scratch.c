@@ -1,6 +1,6 @@
 /* scratch.c - one growing block a thread. Floor: kernels.
- * Kernels get no context to keep memory in, and OpenMP's threads outlive every call: so the block is
- * thread-local, the one state of this floor. */
+ * Kernels get no context to keep memory in, and OpenMP's threads outlive every call: so the block
+ * is thread-local, the one state of this floor. */
 #include "kernels/cpu/scratch.h"
 
 #include "base/arena.h"

@@ -118,7 +118,15 @@ void tr_arena_release(tr_arena *a, tr_arena_mark mark) {
     a->total = mark.total;
 }
 
-void tr_arena_reset(tr_arena *a) { tr_arena_release(a, (tr_arena_mark){0, 0, 0}); }
-size_t tr_arena_used_bytes(const tr_arena *a) { return a->total; }
-size_t tr_arena_peak_bytes(const tr_arena *a) { return a->peak; }
-size_t tr_arena_held_bytes(const tr_arena *a) { return a->held; }
+void tr_arena_reset(tr_arena *a) {
+    tr_arena_release(a, (tr_arena_mark){0, 0, 0});
+}
+size_t tr_arena_used_bytes(const tr_arena *a) {
+    return a->total;
+}
+size_t tr_arena_peak_bytes(const tr_arena *a) {
+    return a->peak;
+}
+size_t tr_arena_held_bytes(const tr_arena *a) {
+    return a->held;
+}

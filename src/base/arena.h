@@ -10,7 +10,7 @@
 #include <stdint.h>
 
 typedef struct {
-    void *(*alloc)(void *self, size_t bytes);           /* NULL when there is no memory */
+    void *(*alloc)(void *self, size_t bytes); /* NULL when there is no memory */
     void (*free)(void *self, void *memory, size_t bytes);
     void *self;
 } tr_allocator;

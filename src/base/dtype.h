@@ -10,12 +10,18 @@ typedef uint16_t tr_bf16; /* the upper half of a float32 */
 
 static inline size_t tr_dtype_bytes(tr_dtype t) {
     switch (t) {
-    case TR_F32: return 4;
-    case TR_BF16: return 2;
-    case TR_F64: return 8;
-    case TR_I32: return 4;
-    case TR_I64: return 8;
-    case TR_U8: return 1;
+    case TR_F32:
+        return 4;
+    case TR_BF16:
+        return 2;
+    case TR_F64:
+        return 8;
+    case TR_I32:
+        return 4;
+    case TR_I64:
+        return 8;
+    case TR_U8:
+        return 1;
     }
     return 0;
 }

@@ -6,8 +6,12 @@
 
 static int log_rank;
 
-void tr_log_rank(int rank) { log_rank = rank; }
-int tr_log_get_rank(void) { return log_rank; }
+void tr_log_rank(int rank) {
+    log_rank = rank;
+}
+int tr_log_get_rank(void) {
+    return log_rank;
+}
 
 void tr_say(const char *format, ...) {
     if (log_rank != 0) return;

@@ -1,5 +1,6 @@
 /* log.h - lines for people, on standard error or standard output. Floor: base.
- * Only rank 0 speaks (tr_log_rank sets who we are); lines are flushed so that they survive a kill. */
+ * Only rank 0 speaks (tr_log_rank sets who we are); lines are flushed so that they survive a kill.
+ */
 #pragma once
 
 /* Local. Called once, after MPI tells the rank; before that a process counts as rank 0. */

@@ -26,4 +26,6 @@ tr_status tr_context(tr_status status, const char *format, ...) {
     return status;
 }
 
-const char *tr_error_message(void) { return message; }
+const char *tr_error_message(void) {
+    return message;
+}

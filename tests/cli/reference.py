@@ -21,7 +21,8 @@ def attention(x, w, prefix, m):
     heads, kv = m["num_attention_heads"], m["num_key_value_heads"]
     D = m.get("head_dim", m["hidden_size"] // heads)
     project = lambda name, n: (x @ w[f"{prefix}.{name}_proj.weight"].T).reshape(S, n, D)
-    q, k = (rotate(project(a, n), m.get("rope_theta", 10000.0)) for a, n in (("q", heads), ("k", kv)))
+    theta = m.get("rope_theta", 10000.0)
+    q, k = (rotate(project(a, n), theta) for a, n in (("q", heads), ("k", kv)))
     v = project("v", kv)
     out = np.empty_like(q)
     i = np.arange(S)
@@ -42,9 +43,9 @@ def swiglu(x, gate, up, down):
 
 
 class Router:
-    """Routes the sequences of one micro-batch and collects what the balance losses need. `plan` is a
-    list of choices: empty, it is filled; else they are taken from it, in order, so that a derivative
-    does not see a token jump to another expert."""
+    """Routes the sequences of one micro-batch and collects what the balance losses need. `plan` is
+    a list of choices: empty, it is filled; else they are taken from it, in order, so that a
+    derivative does not see a token jump to another expert."""
 
     def __init__(self, m, plan, frozen):
         self.m, self.plan, self.frozen = m, plan, frozen

@@ -1,4 +1,4 @@
-"""Property: `trireme bench` prints every row of its table with a verdict, says why a row is skipped,
+"""Property: `trireme bench` prints each row of its table with a verdict, says why one is skipped,
 fits 100 columns, leaves no files, and exits 0 whether or not targets are met. The model is tiny: no
 number is judged."""
 import re

@@ -1,6 +1,6 @@
 """Property: every grid computes what one rank computes, within the limits that the order of float32
-sums leaves: (a) one step from the same weights, (b) ten steps dense, (c) ten steps with experts until
-the first token is routed differently, and close after it."""
+sums leaves: (a) one step from the same weights, (b) ten steps dense, (c) ten steps with experts
+until the first token is routed differently, and close after it."""
 import json
 
 import h5py
@@ -62,7 +62,7 @@ def routing(lab, name, ranks):
 
 
 def first_flip(lab, one, name, ranks):
-    """The first step in which a token goes to other experts; every such token's scores were tied."""
+    """The first step in which a token goes to other experts; all such tokens' scores were tied."""
     a, b = routing(lab, one, 1), routing(lab, name, ranks)
     assert a.keys() == b.keys()
     flips = []

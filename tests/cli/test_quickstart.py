@@ -1,5 +1,5 @@
-"""Property: the README's first command, on a clean clone, trains in five minutes to at most 2.2 bits
-per byte of held-out text."""
+"""Property: the README's first command, on a clean clone, trains in five minutes to at most 2.2
+bits per byte of held-out text."""
 import json
 import re
 import subprocess

@@ -18,7 +18,7 @@ def blocks(language):
 
 @pytest.fixture(scope="module")
 def checkout(tmp_path_factory):
-    """The repository's configs and scripts beside the build under test, and the quickstart's text."""
+    """The repository's configs and scripts beside the build under test, and the text."""
     place = tmp_path_factory.mktemp("readme")
     for folder in ("configs", "launch"):
         shutil.copytree(ROOT / folder, place / folder)
