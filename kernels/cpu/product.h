@@ -13,11 +13,13 @@ void tr_product_widened(const tr_gemm *g);
 void tr_product_f32(const tr_gemm *g);
 void tr_product_bf16(const tr_gemm *g);
 
-/* Whether the first of these is faster than oneDNN, with AVX-512: few rows by weights [N,K], which
- * oneDNN packs before it multiplies (Zen 4, 32 rows, K 768: 93 against 72 GFLOP/s; K 2048: 90
- * against 53; 128 rows: as fast). */
+/* Whether the first of these is faster than oneDNN, with AVX-512: where rows are few for the
+ * weights that oneDNN packs before it multiplies (Zen 4, X W^T of 32 rows: 93 against 72 GFLOP/s at
+ * K 768, 90 against 53 at K 2048; as fast from 128 and 512 rows on), and in weight gradients of few
+ * rows, which wait for C (32 rows: 78 against 66). */
 static inline bool tr_product_f32_pays(const tr_gemm *g) {
-    return !g->trans_a && g->M <= (g->trans_b ? 128 : 48);
+    if (g->trans_a) return g->K <= 48;
+    return g->M <= (!g->trans_b ? 48 : g->K > 1024 ? 512 : 128);
 }
 
 /* The part of g's C with rows m0..m1-1 and columns n0..n1-1 as a product of its own. */
