@@ -14,10 +14,6 @@
 #include <omp.h>
 #include <string.h>
 
-static int64_t min(int64_t a, int64_t b) {
-    return a < b ? a : b;
-}
-
 /* beta*C alone, for a product of nothing. */
 static void product_empty(const tr_gemm *g) {
     if (g->beta != 0) return;
@@ -29,7 +25,7 @@ static void product_empty(const tr_gemm *g) {
 /* A thread's part of `parts` equal ones of n, cut at multiples of `step`. */
 static int64_t cut(int64_t n, int64_t part, int64_t parts, int64_t step) {
     int64_t steps = (n + step - 1) / step;
-    return min(steps * part / parts * step, n);
+    return tr_min(steps * part / parts * step, n);
 }
 
 /* How many of the threads share rows (the rest share columns): every row part reads all of B, every
@@ -112,7 +108,7 @@ static void grouped_gemm(tr_stream *s, tr_dtype ab, tr_dtype c, int64_t G, const
         int64_t end = group_cut(offsets, G, thread + 1, threads);
         for (int64_t i = 0; i < G; i++) {
             int64_t m0 = offsets[i] > begin ? offsets[i] : begin;
-            int64_t m1 = min(offsets[i + 1], end);
+            int64_t m1 = tr_min(offsets[i + 1], end);
             if (m0 >= m1) continue;
             tr_gemm part = tr_product_part(&all, m0, m1, 0, N);
             part.B = tr_product_at(ab, W, i * N * K);

@@ -9,10 +9,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-static int64_t min(int64_t a, int64_t b) {
-    return a < b ? a : b;
-}
-
 tr_gemm tr_product_part(const tr_gemm *g, int64_t m0, int64_t m1, int64_t n0, int64_t n1) {
     tr_gemm part = *g;
     part.M = m1 - m0;
@@ -71,7 +67,7 @@ static void widened_block(const tr_gemm *g) {
                                            WIDE_ROWS * WIDE_COLUMNS));
     float *b = a + WIDE_ROWS * WIDE_DEPTH, *sum = b + WIDE_COLUMNS * WIDE_DEPTH;
     for (int64_t k = 0; k < g->K; k += WIDE_DEPTH) {
-        int64_t depth = min(g->K - k, WIDE_DEPTH);
+        int64_t depth = tr_min(g->K - k, WIDE_DEPTH);
         widen_part(a, g->A, g->lda, g->trans_a, 0, g->M, k, depth);
         widen_part(b, g->B, g->ldb, g->trans_b, k, depth, 0, g->N);
         tr_gemm f = {.M = g->M, .N = g->N, .K = depth, .A = a, .B = b, .C = sum, .ldc = g->N};
@@ -93,8 +89,8 @@ static void widened_block(const tr_gemm *g) {
 void tr_product_widened(const tr_gemm *g) {
     for (int64_t m = 0; m < g->M; m += WIDE_ROWS)
         for (int64_t n = 0; n < g->N; n += WIDE_COLUMNS) {
-            tr_gemm part =
-                tr_product_part(g, m, min(m + WIDE_ROWS, g->M), n, min(n + WIDE_COLUMNS, g->N));
+            tr_gemm part = tr_product_part(g, m, tr_min(m + WIDE_ROWS, g->M), n,
+                                           tr_min(n + WIDE_COLUMNS, g->N));
             widened_block(&part);
         }
 }

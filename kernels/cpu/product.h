@@ -25,6 +25,10 @@ static inline bool tr_product_f32_pays(const tr_gemm *g) {
 /* The part of g's C with rows m0..m1-1 and columns n0..n1-1 as a product of its own. */
 tr_gemm tr_product_part(const tr_gemm *g, int64_t m0, int64_t m1, int64_t n0, int64_t n1);
 
+static inline int64_t tr_min(int64_t a, int64_t b) {
+    return a < b ? a : b;
+}
+
 /* Element i of an array of type t. */
 static inline const void *tr_product_at(tr_dtype t, const void *x, int64_t i) {
     return (const char *)x + i * (int64_t)tr_dtype_bytes(t);

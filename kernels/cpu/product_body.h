@@ -19,8 +19,8 @@
  * The includer defines, before: the type `elem`; WORD, its elements in a word; and
  *     __m512i load_words(const elem *x, int64_t n)  the first n elements of 16 words, zeros behind
  *     void pack_row(uint32_t *to, int64_t panel, const elem *x, const elem *next, int64_t n)
- *         the words of a panel from its n lines' elements of one k (and, if WORD is 2, of the next
- * k, NULL behind the end)
+ *         a panel's words of one k from its n lines' elements x (and, if WORD is 2, those of k + 1
+ *         in `next`, NULL behind the end)
  *     __m512 multiply(__m512 sum, __m512i a, __m512i b)  sum + a b, word by word
  *     __m256i narrow(__m512 x)  16 bf16 */
 #pragma once
@@ -43,9 +43,6 @@ enum {
     LINE = 16                /* words of a cache line */
 };
 
-static int64_t min(int64_t a, int64_t b) {
-    return a < b ? a : b;
-}
 static int64_t round_up(int64_t n, int64_t step) {
     return (n + step - 1) / step * step;
 }
@@ -111,7 +108,7 @@ static void pack_along_k(uint32_t *to, int64_t panel, const elem *from, int64_t 
 INLINE void pack(uint32_t *to, int64_t panel, const elem *from, int64_t ld, bool along,
                  int64_t count, int64_t depth) {
     for (int64_t w = 0; w < count; w += panel, to += words_of(depth) * panel) {
-        int64_t lines = min(panel, count - w);
+        int64_t lines = tr_min(panel, count - w);
         if (along) {
             for (int64_t h = 0; h < panel; h += 16)
                 pack_along_k(to + h, panel, from + (w + h) * ld, ld, lines - h, depth);
@@ -160,7 +157,7 @@ INLINE void fetch_sums(const target *to, int64_t row, int64_t rows, int64_t colu
     }
     if (column >= columns) return;
     const float *sum = to->sum + row * to->ld_sum + column;
-    for (int64_t i = row; i < min(row + ROWS, rows); i++, sum += to->ld_sum) {
+    for (int64_t i = row; i < tr_min(row + ROWS, rows); i++, sum += to->ld_sum) {
         __builtin_prefetch(sum, 1);
         __builtin_prefetch(sum + 16, 1);
     }
@@ -208,7 +205,7 @@ static void multiply_block(const uint32_t *a, const uint32_t *b, int64_t rows, i
         const uint32_t *panel = a;
         u.at = first;
         for (int64_t m = 0; m < rows; m += ROWS, panel += words * ROWS, u.at += stride) {
-            int64_t valid = min(rows - m, ROWS), width = columns - n;
+            int64_t valid = tr_min(rows - m, ROWS), width = columns - n;
             fetch_sums(to, m + 2 * ROWS, rows, n, columns);
             if (valid > 8)
                 tile(12, valid, width, words, panel, b, to, m, n, u);
@@ -233,9 +230,9 @@ static plan make_plan(const tr_gemm *g) {
     int64_t words = round_up((words_of(g->K) + slabs - 1) / slabs, LINE);
     plan p = {.depth = words * WORD, .staged = g->c == TR_BF16 && slabs > 1};
     p.columns = SLAB / words / COLUMNS * COLUMNS;
-    if (p.staged) p.columns = min(p.columns, STAGED_COLUMNS);
-    p.columns = min(p.columns, round_up(g->N, COLUMNS));
-    p.outer = p.staged ? min(STAGED_ROWS, g->M) : g->M;
+    if (p.staged) p.columns = tr_min(p.columns, STAGED_COLUMNS);
+    p.columns = tr_min(p.columns, round_up(g->N, COLUMNS));
+    p.outer = p.staged ? tr_min(STAGED_ROWS, g->M) : g->M;
     bool lone = p.outer * words <= LONE_BLOCK;
     p.rows = lone ? round_up(p.outer, ROWS) : BLOCK / words / ROWS * ROWS;
     int64_t a_words = p.rows * words, b_words = p.columns * words;
@@ -269,15 +266,15 @@ static const elem *b_at(const tr_gemm *g, int64_t k, int64_t n) {
 /* C of p.outer rows from m0 and p.columns columns from n0 on, += the slab at k. When all these rows
  * are one block, it is packed once and B goes by panels. */
 static void multiply_slab(const tr_gemm *g, const plan *p, int64_t m0, int64_t n0, int64_t k) {
-    int64_t depth = min(p->depth, g->K - k), m1 = min(m0 + p->outer, g->M);
-    int64_t n1 = min(n0 + p->columns, g->N), line = g->ldb * (int64_t)sizeof(elem);
+    int64_t depth = tr_min(p->depth, g->K - k), m1 = tr_min(m0 + p->outer, g->M);
+    int64_t n1 = tr_min(n0 + p->columns, g->N), line = g->ldb * (int64_t)sizeof(elem);
     bool one_block = m1 - m0 <= p->rows;
     int64_t width = one_block ? COLUMNS : p->columns;
     upcoming across = {.step = line, .jump = line};
     upcoming along = {.step = line, .jump = 64 - (LINE - 1) * line};
     if (one_block) pack(p->a, ROWS, a_at(g, m0, k), g->lda, !g->trans_a, m1 - m0, depth);
     for (int64_t n = n0; n < n1; n += width) {
-        int64_t columns = min(width, n1 - n);
+        int64_t columns = tr_min(width, n1 - n);
         upcoming u = {.at = (const char *)p->a};
         int64_t stride = 0;
         pack(p->b, COLUMNS, b_at(g, k, n), g->ldb, g->trans_b, columns, depth);
@@ -287,7 +284,7 @@ static void multiply_slab(const tr_gemm *g, const plan *p, int64_t m0, int64_t n
             stride = g->trans_b ? LINE * line : WORD == 2 ? words_of(depth) * line : 64;
         }
         for (int64_t m = m0; m < m1; m += p->rows) {
-            int64_t rows = min(p->rows, m1 - m);
+            int64_t rows = tr_min(p->rows, m1 - m);
             if (!one_block) pack(p->a, ROWS, a_at(g, m, k), g->lda, !g->trans_a, rows, depth);
             target to = make_target(g, p, m0, n0, m, n, k);
             multiply_block(p->a, p->b, rows, columns, words_of(depth), &to, u, stride);
