@@ -1,9 +1,13 @@
 /* problem.c - attention calls, and attention in plain float64 loops. Floor: tests. */
 #include "problem.h"
 
+#include "kernels/cpu/scratch.h"
+
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
+
+enum { WORK_BYTES = 4 << 20 };
 
 maker makers[MAKERS] = {{.name = "ref"},
                         {.name = "portable"},
@@ -91,6 +95,7 @@ void problem_poison(problem *p) {
     memset(a->dk, 255, (size_t)(a->B * a->k_batch) * grad);
     memset(a->dv, 255, (size_t)(a->B * a->v_batch) * grad);
     for (int64_t h = 0; h < a->Hq && a->dsink; h++) a->dsink[h] = 0;
+    memset(tr_scratch(WORK_BYTES), 255, WORK_BYTES);
 }
 
 /* Documents of uneven length; the last rows see nothing where ends are given. */

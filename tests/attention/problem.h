@@ -49,7 +49,7 @@ problem problem_make(const shape *s, tr_dtype t, tr_dtype out_t, tr_dtype grad_t
 void problem_free(problem *p);
 /* Fills a tensor of the call again from its doubles (after a test changed some). */
 void problem_upload(problem *p);
-/* NaN bytes into every output. */
+/* NaN bytes into every output but dsink (zeros), and into the kernels' work memory. */
 void problem_poison(problem *p);
 
 void oracle_forward(problem *p);
