@@ -252,7 +252,6 @@ static tr_status steps(loop *l) {
 
 tr_status tr_train(tr_job *job) {
     loop l;
-    tr_signals_install();
     tr_status status = loop_open(&l, job);
     if (status == TR_OK) status = steps(&l);
     tr_status closed = tr_agree(job->world, loop_close(&l));
