@@ -118,11 +118,11 @@ static void memory_rows(tr_lab *lab) {
             continue;
         }
         lab->memory = tr_arena_create(&lab->device->allocator, 1 << 20);
-        double gb = 1e-9 * tr_lab_sum(lab, bytes_at(lab, S));
+        double mb = 1e-6 * tr_lab_sum(lab, bytes_at(lab, S));
         tr_arena_destroy(lab->memory);
-        if (times == 1) first = gb;
-        tr_row_end(&lab->table, &(tr_row){.unit = "GB",
-                                          .measured = gb,
+        if (times == 1) first = mb;
+        tr_row_end(&lab->table, &(tr_row){.unit = "MB",
+                                          .measured = mb,
                                           .base = first * (double)times,
                                           .kind = times == 1 ? TR_ALONE : TR_TIMES,
                                           .target = times == 1 ? 0 : 1.1,

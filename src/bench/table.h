@@ -12,7 +12,7 @@ typedef enum {
 } tr_row_kind;
 
 typedef struct {
-    const char *unit; /* "GFLOP/s", "GB/s", "GB" */
+    const char *unit; /* "GFLOP/s", "GB/s", "GB", "MB" */
     double measured, base;
     tr_row_kind kind;
     double target;    /* of the ratio, or of what was measured; 0: there is none */

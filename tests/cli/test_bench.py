@@ -37,7 +37,7 @@ def check_rows(rows, expected):
         found = [rest for name, rest in rows.items() if name.startswith(start)]
         assert found, f"no row '{start}' among {sorted(rows)}"
         for rest in found:
-            assert re.search(r"\d+\.\d\d (GFLOP/s|GB/s|GB)\b", rest), (start, rest)
+            assert re.search(r"\d+\.\d\d (GFLOP/s|GB/s|GB|MB)\b", rest), (start, rest)
             assert bool(re.search(r"  (met|missed)$", rest)) == has_target, (start, rest)
 
 
