@@ -33,7 +33,8 @@ typedef struct { /* one block of queries of one head */
     const group *groups;
     const float *trans, *cols; /* of its kv head */
     /* work */
-    float *q, *s, *p, *o;    /* rows forms: [Dqk], [FBC], [FBC] (fp32 words: s itself), [Dv] */
+    float *q, *o; /* rows form, [Dqk]; sums, [Dv/NR][FBR][NR] */
+    float *s, *p; /* [groups] of rows forms of MR rows: scores, probabilities (fp32 words: s) */
     float *m, *l, *decay;    /* [FBR]: row maximum, row sum, factor of what was summed so far */
     uint64_t live[FBR / MR]; /* panels of the present key block that a group sees */
 } query_block;
@@ -43,9 +44,9 @@ static void query_block_take(query_block *x, const tr_attention *a, memory *at) 
     x->s = take(at, FBR * FBC, sizeof(float));
     x->p = TR_PAIRS ? take(at, FBR * FBC / KW, sizeof(float)) : x->s;
     x->o = take(at, FBR * up(a->Dv, NR), sizeof(float));
-    x->m = take(at, 3 * FBR, sizeof(float));
-    x->l = x->m + FBR;
-    x->decay = x->l + FBR;
+    x->m = take(at, FBR, sizeof(float));
+    x->l = take(at, FBR, sizeof(float));
+    x->decay = take(at, FBR, sizeof(float));
 }
 
 static void pack_key_block(const forward_call *f, int64_t slot, int64_t index, int64_t block) {
@@ -70,8 +71,8 @@ static void score_tiles(query_block *x, int64_t k0, int64_t n) {
     const tr_attention *a = x->f->a;
     int64_t words = parts(a->Dqk, KW), trans = trans_words(a->Dqk);
     memset(x->live, 0, sizeof x->live);
-    for (int64_t j = k0; j < k0 + n; j += NR)
-        for (int64_t g = 0; g < x->rows / MR; g++) {
+    for (int64_t g = 0; g < x->rows / MR; g++)
+        for (int64_t j = k0; j < k0 + n; j += NR) {
             const group *see = x->groups + g;
             if (j >= see->some.end || j + NR <= see->some.begin) continue;
             bool full = j >= see->all.begin && j + NR <= see->all.end;
@@ -82,7 +83,7 @@ static void score_tiles(query_block *x, int64_t k0, int64_t n) {
             vec c[MR][2];
             tile_clear(c);
             multiply_rows(c, 2, 0, words, x->q + g * MR * KP, FBR, x->trans + j * trans);
-            float *s = x->s + ((j - k0) / NR * FBR + g * MR) * NR;
+            float *s = x->s + (g * FBC + (j - k0)) * MR;
             if (TR_PAIRS) {
                 UNROLL for (int i = 0; i < MR; i++) {
                     c[i][0] *= a->scale, c[i][1] *= a->scale;
@@ -100,13 +101,13 @@ static void score_tiles(query_block *x, int64_t k0, int64_t n) {
 
 /* Scores of a row become probabilities relative to its new maximum. */
 VEC_FN void softmax_row(query_block *x, int64_t r, uint64_t live) {
-    float *s = x->s + r * NR;
+    float *s = x->s + r / MR * FBC * MR + r % MR * NR;
     int64_t first, last;
     vec top[2] = {vec_all(-INFINITY), vec_all(-INFINITY)}, sum[2] = {{0}, {0}};
     for (uint64_t bits = live; next_run(&bits, &first, &last);)
         for (int64_t j = first; j < last; j++)
             for (int v = 0; v < 2; v++)
-                top[v] = vec_max(top[v], vec_words(s + j * FBR * NR + v * VEC));
+                top[v] = vec_max(top[v], vec_words(s + j * MR * NR + v * VEC));
     float old = x->m[r], m = vec_max_lane(vec_max(top[0], top[1]));
     if (old > m) m = old;
     vec base = vec_all(m == -INFINITY ? 0 : m);
@@ -114,13 +115,13 @@ VEC_FN void softmax_row(query_block *x, int64_t r, uint64_t live) {
         for (int64_t j = first; j < last; j++) {
             vec p[2];
             for (int v = 0; v < 2; v++) {
-                p[v] = vec_exp_score(vec_words(s + j * FBR * NR + v * VEC) - base);
+                p[v] = vec_exp_score(vec_words(s + j * MR * NR + v * VEC) - base);
                 sum[v] += p[v];
             }
 #if TR_PAIRS
-            vec_keep(x->p + (j * FBR + r) * KP, word_row(p[0], p[1]));
+            vec_keep(x->p + (r / MR * FBC / NR + j) * MR * KP + r % MR * KP, word_row(p[0], p[1]));
 #else
-            for (int v = 0; v < 2; v++) vec_keep(s + j * FBR * NR + v * VEC, p[v]);
+            for (int v = 0; v < 2; v++) vec_keep(s + j * MR * NR + v * VEC, p[v]);
 #endif
         }
     x->m[r] = m;
@@ -151,7 +152,7 @@ VEC_FN void value_tile(const query_block *x, int64_t g, int64_t k0, const float 
     tile_scale(c, nv, x->decay + g * MR);
     for (uint64_t bits = x->live[g]; next_run(&bits, &first, &last);) {
         int64_t begin = most(first * NR, some.begin - k0), end = least(last * NR, some.end - k0);
-        multiply_rows(c, nv, begin / KW, parts(end, KW), x->p + g * MR * KP, FBR, cols);
+        multiply_rows(c, nv, begin / KW, parts(end, KW), x->p + g * FBC * MR / KW, MR, cols);
     }
     tile_store(c, nv, o);
 }
@@ -178,7 +179,7 @@ static void add_dead_values(query_block *x, const head *v, const uint8_t *dead, 
     for (int64_t k = 0; k < n; k++)
         for (int64_t r = 0; r < x->rows && dead[k0 + k]; r++) {
             if (!(x->live[r / MR] >> k / NR & 1)) continue;
-            float p = rows_element(x->p, FBR, r, k);
+            float p = rows_element(x->p + r / MR * FBC * MR / KW, MR, r % MR, k);
             if (p != 0) add_row(v, k0 + k, p, x->o + r * NR, FBR);
         }
 }
@@ -248,7 +249,7 @@ static void forward_block(const forward_call *f, query_block *x, int64_t slot, i
                    a->sink ? a->sink[h] : -INFINITY);
 }
 
-/* Lays the call's memory out from *at; counts when that is NULL. */
+/* Lays the call's memory out in `at`; only counts while that has no base. */
 static void forward_take(forward_call *f, int64_t threads, memory *at) {
     query_block x;
     memory one = {0};
