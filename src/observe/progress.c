@@ -1,25 +1,34 @@
 /* progress.c - how far a run is, for the person who waits for it. Floor: observe.
  *
  * mpirun gives a rank a terminal of its own whatever its own output is; but it passes on the width,
- * which is 0 when mpirun writes to a pipe or a file. So a terminal is one with a width. */
+ * which is 0 when mpirun writes to a pipe or a file. So a terminal is one with a width.
+ *
+ * And mpirun no longer reads what the ranks print once it is told to end. A rank that waited for it
+ * would not get to its save, so a line waits for a second at most, and is lost then. */
 #include "observe/metrics.h"
 
+#include <errno.h>
+#include <fcntl.h>
 #include <math.h>
+#include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/ioctl.h>
+#include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
 
 enum { MAX_COLUMNS = 100, MIN_BAR = 10, LINE_BYTES = 320 };
-static const double redraw_seconds = 0.1;
+static const double redraw_seconds = 0.1, patience_seconds = 1;
 
 struct tr_progress {
     /* declared */
     int64_t first_step, last_step, every;
     double start;
+    int out; /* standard output; where it could make us wait, opened again so that it does not */
     /* state */
+    bool stuck;        /* the last line was lost: the next ones do not wait */
     double first_done; /* when the first step ended, 0 before */
     double drawn_at;
     int drawn_columns; /* of the bar's line on the terminal now, 0: none */
@@ -44,11 +53,41 @@ static int terminal_columns(void) {
     return size.ws_col;
 }
 
+/* Its own open file, so that nobody else's writes to standard output stop waiting. */
+static int open_output(void) {
+    struct stat info;
+    bool may_wait =
+        fstat(STDOUT_FILENO, &info) == 0 && (S_ISFIFO(info.st_mode) || isatty(STDOUT_FILENO));
+    int out = may_wait ? open("/proc/self/fd/1", O_WRONLY | O_NONBLOCK | O_NOCTTY | O_CLOEXEC) : -1;
+    return out >= 0 ? out : STDOUT_FILENO;
+}
+
+static void print(tr_progress *p, const char *text, int bytes) {
+    double until = p->stuck ? 0 : now() + patience_seconds;
+    while (bytes > 0) {
+        ssize_t n = write(p->out, text, (size_t)bytes);
+        if (n >= 0) {
+            p->stuck = false;
+            text += n;
+            bytes -= (int)n;
+        } else if (errno == EAGAIN && now() < until) {
+            struct pollfd room = {.fd = p->out, .events = POLLOUT};
+            poll(&room, 1, (int)(1000 * patience_seconds));
+        } else if (errno != EINTR) {
+            p->stuck = true;
+            return;
+        }
+    }
+}
+
 tr_progress *tr_progress_start(int64_t steps_done, int64_t last_step, int64_t every) {
     tr_progress *progress = calloc(1, sizeof *progress);
     if (!progress) return NULL;
-    *progress = (tr_progress){
-        .first_step = steps_done + 1, .last_step = last_step, .every = every, .start = now()};
+    *progress = (tr_progress){.first_step = steps_done + 1,
+                              .last_step = last_step,
+                              .every = every,
+                              .start = now(),
+                              .out = open_output()};
     return progress;
 }
 
@@ -95,7 +134,8 @@ static fields describe(const tr_progress *p, const tr_step_record *r) {
     print_step(f.text[F_STEP], sizeof f.text[0], p, r->step);
     print_number(f.text[F_LOSS], sizeof f.text[0], "loss ", 4, r->loss);
     if (r->skipped)
-        snprintf(f.text[F_NORM], sizeof f.text[0], "not finite: skipped");
+        snprintf(f.text[F_NORM], sizeof f.text[0], "%s: skipped",
+                 isfinite(r->grad_norm) ? "no labels" : "not finite");
     else
         print_number(f.text[F_NORM], sizeof f.text[0], "grad norm ", 3, r->grad_norm);
     snprintf(f.text[F_SPEED], sizeof f.text[0], "%.0f tok/s", r->tokens_per_second);
@@ -145,26 +185,26 @@ static void draw(tr_progress *p, const tr_step_record *r, int columns) {
         used = room;
     }
     int erase = p->drawn_columns > used ? p->drawn_columns - used : 0;
-    printf("\r%s%.*s%*s", bar, room, line, erase, "");
-    fflush(stdout);
+    char text[3 * LINE_BYTES];
+    print(p, text, snprintf(text, sizeof text, "\r%s%.*s%*s", bar, room, line, erase, ""));
     p->drawn_columns = used;
     p->drawn_at = now();
 }
 
 void tr_progress_pause(tr_progress *progress) {
     if (!progress || progress->drawn_columns == 0) return;
-    fputc('\n', stdout);
-    fflush(stdout);
+    print(progress, "\n", 1);
     progress->drawn_columns = 0;
 }
 
-static void say_validation(const tr_progress *p, const tr_step_record *r) {
-    char step[40], loss[40], bits[40];
+static void say_validation(tr_progress *p, const tr_step_record *r) {
+    char step[40], loss[40], bits[40], text[LINE_BYTES];
     print_step(step, sizeof step, p, r->step);
     print_number(loss, sizeof loss, "", 4, r->validation_loss);
     print_number(bits, sizeof bits, "", 4, r->validation_bits_per_byte);
-    printf("%s | validation loss %s | %s bits per byte\n", step, loss, bits);
-    fflush(stdout);
+    print(p, text,
+          snprintf(text, sizeof text, "%s | validation loss %s | %s bits per byte\n", step, loss,
+                   bits));
 }
 
 void tr_progress_step(tr_progress *progress, const tr_step_record *record) {
@@ -179,10 +219,9 @@ void tr_progress_step(tr_progress *progress, const tr_step_record *record) {
             draw(p, record, columns);
     } else if (first_or_last || (p->every > 0 && step % p->every == 0)) {
         fields f = describe(p, record);
-        char line[LINE_BYTES];
+        char line[LINE_BYTES], text[LINE_BYTES];
         join(line, &f);
-        printf("%.*s\n", MAX_COLUMNS, line);
-        fflush(stdout);
+        print(p, text, snprintf(text, sizeof text, "%.*s\n", MAX_COLUMNS, line));
     }
     if (record->evaluated) {
         tr_progress_pause(p);
@@ -191,6 +230,8 @@ void tr_progress_step(tr_progress *progress, const tr_step_record *record) {
 }
 
 void tr_progress_finish(tr_progress *progress) {
+    if (!progress) return;
     tr_progress_pause(progress);
+    if (progress->out != STDOUT_FILENO) close(progress->out);
     free(progress);
 }

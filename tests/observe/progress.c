@@ -1,5 +1,6 @@
 /* Properties: into a pipe, plain lines at the asked steps; on a terminal, one line that rewrites
- * itself and never wraps; the slow first step does not spoil the time left. */
+ * itself and never wraps; the slow first step does not spoil the time left; a reader that has
+ * stopped reading holds nobody up. */
 #include "observe/metrics.h"
 
 #include <setjmp.h>
@@ -227,6 +228,24 @@ static void a_validation_keeps_its_line(void **state) {
         strstr(printed, "\r\nstep 2/9 | validation loss 2.0000 | 0.0000 bits per byte"));
 }
 
+/* mpirun that is told to end stops reading, and the ranks must still get to their save. */
+static void nobody_reads(void **state) {
+    (void)state;
+    for (int terminal = 0; terminal <= 1; terminal++) {
+        struct timespec start, end;
+        if (terminal)
+            to_terminal(0);
+        else
+            to_pipe();
+        clock_gettime(CLOCK_MONOTONIC, &start);
+        run(1, 5000, 1, 5000);
+        clock_gettime(CLOCK_MONOTONIC, &end);
+        read_back();
+        assert_memory_equal(printed, "step    1/5000 | loss", 21);
+        assert_true(end.tv_sec - start.tv_sec <= 10); /* one wait of a second, not 4000 */
+    }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(plain_lines_at_the_asked_steps),
@@ -237,6 +256,7 @@ int main(void) {
         cmocka_unit_test(no_width_breaks_the_line),
         cmocka_unit_test(a_terminal_without_width_gets_plain_lines),
         cmocka_unit_test(a_validation_keeps_its_line),
+        cmocka_unit_test(nobody_reads),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
