@@ -2,7 +2,7 @@
 finite) ends the whole job with the documented exit code and one text that names the thing, leaves no
 process and loses nothing that was saved."""
 import json
-import random
+import os
 import signal
 import subprocess
 import time
@@ -11,7 +11,8 @@ import h5py
 import numpy as np
 import pytest
 from conftest import Lab, english
-from jobs import (Job, check_same_run, metrics_text, saved_steps, small, wait_until_gone)
+from jobs import (Job, check_same_run, metrics_text, processes_in, rank_of, saved_steps, small,
+                  wait_until_gone)
 from test_grids import checksum
 
 SIGNALS = {"TERM": signal.SIGTERM, "USR1": signal.SIGUSR1}
@@ -77,6 +78,27 @@ def test_signal(tmp_path, undisturbed, name, moment, ranks, target):
     assert moment != "evaluation" or (len(rows) == 5 and "validation_loss" in rows[-1])
     lab.train(config, ranks=ranks)
     check_like_undisturbed(lab, undisturbed, moment, ranks, steps)
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_signals_come_at_any_instruction(lab, ranks):
+    """A thousand a second all through long steps, in the middle of every kernel: only the stop."""
+    config = small(lab, "run", training=dict(steps=3, global_batch_size=1024, micro_batch_size=4,
+                                             evaluate_every=0))
+    job = Job(lab, "run", config, ranks=ranks)
+    sent = 0
+    while "parameters" not in job.text():
+        time.sleep(0.01)
+    time.sleep(0.2)
+    while job.process.poll() is None:
+        for pid in processes_in(lab.path):
+            if rank_of(pid) is not None or ranks == 1:
+                os.kill(pid, signal.SIGUSR1)
+                sent += 1
+        time.sleep(0.0005)
+    job.finish(75)
+    assert saved_steps(lab, "run") == [1]
+    print(f"{ranks} ranks: {sent} signals")
 
 
 def test_term_to_mpirun(tmp_path, undisturbed):
