@@ -96,6 +96,15 @@ def rank_of(pid):
         return None
 
 
+def shared_memory_of(pid):
+    """Files in /dev/shm that a process has mapped; nobody removes those of a job killed whole."""
+    try:
+        with open(f"/proc/{pid}/maps") as f:
+            return set(re.findall(r"/dev/shm/\S+", f.read()))
+    except OSError:
+        return set()
+
+
 class Job:
     """A training that runs while the test looks on."""
 
@@ -138,13 +147,17 @@ class Job:
 
     def kill_all(self):
         """The whole job at once, as a power cut would."""
-        os.killpg(self.process.pid, signal.SIGKILL)
-        for pid in processes_in(self.lab.path):
+        pids = [self.process.pid, *processes_in(self.lab.path)]
+        left = set.union(*map(shared_memory_of, pids))
+        for pid in pids:
             try:
                 os.kill(pid, signal.SIGKILL)
             except OSError:
                 pass
         self.process.wait(60)
+        for path in left:
+            if os.path.exists(path):
+                os.unlink(path)
 
     def finish(self, code=None, timeout=120):
         """Waits for the end; returns the exit code (a signal's as a shell says it)."""

@@ -1,6 +1,6 @@
 """Property: whatever goes wrong (a signal, a dead rank, a full disk, bad data, numbers that are not
-finite) ends the whole job with the documented exit code and one text that names the thing, leaves no
-process and loses nothing that was saved."""
+finite) ends the whole job with the documented exit code and one text that names the thing, leaves
+no process and loses nothing that was saved."""
 import json
 import os
 import signal
@@ -151,7 +151,7 @@ def test_killed_rank_ends_the_job(lab, moment, rank):
 
 @pytest.fixture
 def tiny_disk(lab):
-    """mount(size) gives a file system of that size at lab/disk; called again, it changes the size."""
+    """mount(size) puts a file system of that size at lab/disk; again: it changes the size."""
     disk = lab.path / "disk"
     disk.mkdir()
     mounted = []
@@ -257,7 +257,7 @@ def test_token_outside_the_vocabulary_met_by_one_rank(lab):
 # --- numbers --------------------------------------------------------------------------------------
 
 def damage_weights(lab, source, name, change):
-    """A checkpoint like `source` with weights changed by change(weights by name), checksums right."""
+    """A checkpoint like `source`, its weights changed by change(weights), its checksums right."""
     path = lab.path / name
     path.write_bytes(source.read_bytes())
     with h5py.File(path, "r+") as f:
@@ -298,14 +298,8 @@ def test_steps_that_are_not_finite(lab, ranks):
 
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_one_bad_step_is_skipped(lab, ranks):
-    """The weights of a letter that one sample has are inf: the step that reads it changes nothing."""
-    lab.train(small(lab, "seed", training=dict(steps=1), log=dict(samples=True)))
-    text = bytearray((lab.path / "text.txt").read_bytes())
-    ids = [i for row in open(lab.path / "runs/seed/samples.jsonl")
-           for i in json.loads(row)["samples"]]
-    with open(lab.path / "runs/seed/metrics.jsonl") as f:
-        assert len(f.readlines()) == 1
-
+    """The weights of a letter in one sample are inf: the step that reads it changes nothing."""
+    lab.train(small(lab, "seed", training=dict(steps=1)))
     def change(weights):
         weights["model.embed_tokens.weight"][ord("Z"), 3] = np.inf
         return ["model.embed_tokens.weight"]
@@ -313,6 +307,7 @@ def test_one_bad_step_is_skipped(lab, ranks):
     source = damage_weights(lab, lab.checkpoint_path("seed", 1), "bad.h5", change)
     lab.train(small(lab, "order", training=dict(steps=8), log=dict(samples=True)))
     ids = json.loads(open(lab.path / "runs/order/samples.jsonl").readlines()[3])["samples"]
+    text = bytearray((lab.path / "text.txt").read_bytes())
     text[ids[6] * 48 + 7] = ord("Z")
     (lab.path / "text.txt").write_bytes(bytes(text))
     config = small(lab, "run", training=dict(steps=8, max_skipped_steps=2, evaluate_every=0),
@@ -331,7 +326,7 @@ def test_one_bad_step_is_skipped(lab, ranks):
 
 @pytest.mark.parametrize("kind,ranks", [("dense", 1), ("moe", 1), ("moe", 4)])
 def test_nothing_to_learn(lab, kind, ranks):
-    """Every label is padding: loss 0, no step, no NaN, and it is no failure however long it lasts."""
+    """Every label is padding: loss 0, no update, no NaN, and no failure however long it lasts."""
     (lab.path / "pads.txt").write_bytes(b"a" * 2000)
     grid = dict(pipeline=2, expert=2) if ranks == 4 else {}
     config = small(lab, "run", kind, parallel=grid, training=dict(steps=14, max_skipped_steps=3),
@@ -380,7 +375,8 @@ REFUSALS = {  # words, exit code, what the error says
                                             ["num_experts_per_tok", "9", "num_experts 4"]),
     "small vocabulary for bytes": ((*TRAIN, "--set", "model.vocab_size=255"), 64,
                                    ["text.txt", "256", "255"]),
-    "device that this build lacks": ((*TRAIN, "--set", "run.device=tpu"), 64, ["run.device", "tpu"]),
+    "device that this build lacks": ((*TRAIN, "--set", "run.device=tpu"), 64,
+                                     ["run.device", "tpu"]),
     "no data": ((*TRAIN, "--set", "data.train=[]"), 64, ["data.train is empty"]),
     "init_from missing": ((*TRAIN, "--set", "model.init_from=none.h5"), 66, ["none.h5"]),
     "init_from of no checkpoint": ((*TRAIN, "--set", "model.init_from=text.txt"), 65, ["text.txt"]),
@@ -449,7 +445,8 @@ def test_dry_run(lab, ranks):
     config = small(lab, "run", "moe", parallel=dict(pipeline=2, expert=2) if ranks == 4 else {})
     before = sorted(lab.path.rglob("*"))
     said = lab.run("train", config, "--dry-run", ranks=ranks).stdout
-    for text in ("parameters", f"{ranks} ranks: pipeline", "8 sequences of 48 tokens", "MiB a rank"):
+    for text in ("parameters", f"{ranks} ranks: pipeline", "8 sequences of 48 tokens",
+                 "MiB a rank"):
         assert text in said
     assert "step" not in said.replace("tokens a step", "")
     assert sorted(lab.path.rglob("*")) == before

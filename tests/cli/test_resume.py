@@ -1,5 +1,5 @@
-"""Property: a run that stops and goes on is the run that never stopped, whatever is damaged, missing
-or changed meanwhile; and what cannot be gone on from is refused by name."""
+"""Property: a run that stops and goes on is the run that never stopped, whatever is damaged,
+missing or changed meanwhile; and what cannot be gone on from is refused by name."""
 import json
 import re
 import shutil
