@@ -3,7 +3,10 @@
  *
  * Threads share (head, block of queries). K (transposed) and V are packed once for a wave of kv
  * heads; then, for each block of keys: tiles of scores, an online softmax row by row, and the sum
- * of probabilities times V. Results do not depend on the number of threads. */
+ * of probabilities times V. Results do not depend on the number of threads.
+ *
+ * Bound by multiply-adds. Of that peak on a Zen 4 core, S 4096 causal: fp32 85 % (head dimension
+ * 64) and 88 % (128), two threads 83 and 84 %; bf16 76 and 83 % of twice as much. */
 #pragma once
 #include "kernels/cpu/attention_tile.h"
 #include "kernels/cpu/scratch.h"
