@@ -227,13 +227,10 @@ tr_status tr_arguments_read(int argc, char **argv, const tr_command **command_p,
         return TR_OK;
     }
     if (!strcmp(name, "--help") || !strcmp(name, "-h") || !strcmp(name, "help")) {
-        if (!speaks) return TR_OK;
-        if (argc > 2 && !strcmp(argv[2], "config"))
-            tr_config_help(stdout);
-        else if (argc > 2)
-            return bad_usage("no help on", argv[2]);
-        else
-            usage(stdout);
+        bool config = argc > 2 && !strcmp(argv[2], "config");
+        if (argc > 2 && !config) return bad_usage("no help on", argv[2]);
+        if (speaks && config) tr_config_help(stdout);
+        if (speaks && !config) usage(stdout);
         return TR_OK;
     }
     const tr_command *c = tr_commands;

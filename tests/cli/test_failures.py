@@ -208,6 +208,28 @@ def test_metrics_on_a_full_disk(lab, tiny_disk, ranks):
     check_same_run(lab, "whole", "run", 200)
 
 
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_one_rank_cannot_write_or_read(lab, ranks):
+    grid = dict(pipeline=2, expert=2) if ranks == 4 else {}
+    config = small(lab, "run", "moe", parallel=grid)
+    lab.train(config, "training.steps=5", ranks=ranks)
+    for fail, code, text in (("WRITE", 74, "writing failed on request"),
+                             ("READ", 65, "reading failed on request")):
+        done = lab.train(config, ranks=ranks, code=code, timeout=30,
+                         env={f"TRIREME_FAIL_{fail}_RANK": "1"})
+        assert text in done.stderr and done.stderr.count("error:") == 1
+        assert saved_steps(lab, "run") == [5]
+    lab.train(config, ranks=ranks)
+    assert saved_steps(lab, "run") == [5, 10, 15, 20]
+
+
+@pytest.mark.parametrize("key", ["run.directory", "checkpoint.directory"])
+def test_folder_that_is_a_file(lab, key):
+    config = small(lab, "run")
+    done = lab.train(config, f"{key}=text.txt", ranks=2, code=74)
+    assert "text.txt" in done.stderr and done.stderr.count("error:") == 1
+
+
 # --- data -----------------------------------------------------------------------------------------
 
 WITNESS = ("sh", "-c", '"$@"; code=$?; echo $code > code-$OMPI_COMM_WORLD_RANK; exit $code', "sh")
