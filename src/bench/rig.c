@@ -29,21 +29,15 @@ void tr_rig_open(tr_rig *rig, const tr_lab *lab, tr_comm *comm, tr_dtype t, int6
     int64_t E = rig->config.num_experts;
     rig->kept = tr_arena_create(&device->allocator, CHUNK);
     c->sums.expert_load = calloc((size_t)E + 1, sizeof *c->sums.expert_load);
-    rig->saved.stats =
-        calloc((size_t)(tr_router_groups(c) * (2 + 2 * E)), sizeof *rig->saved.stats);
-    rig->saved.balance =
-        calloc((size_t)(tr_router_groups(c) * (1 + E)), sizeof *rig->saved.balance);
+    tr_saved_init(c, &rig->saved, E > 0, rig->config.intermediate_size);
     rig->valid = device->allocator.alloc(device->allocator.self, (size_t)c->N + 1);
-    if (!c->sums.expert_load || !rig->saved.stats || !rig->saved.balance || !rig->valid) abort();
+    if (!c->sums.expert_load || !rig->valid) abort();
     uint8_t *ones = malloc((size_t)c->N + 1);
     if (!ones) abort();
     memset(ones, 1, (size_t)c->N);
     device->copy(c->stream, rig->valid, ones, (size_t)c->N, TR_TO_DEVICE);
     device->stream_wait(c->stream);
     free(ones);
-    rig->saved.send_rows = &rig->rows[0];
-    rig->saved.recv_rows = &rig->rows[1];
-    rig->saved.width = rig->config.intermediate_size;
     rig->pass = (tr_pass){.c = c, .kept = rig->kept, .valid = rig->valid, .training = true};
 }
 
@@ -61,6 +55,5 @@ void tr_rig_close(tr_rig *rig) {
     c->device->stream_destroy(c->stream);
     tr_grid_destroy(rig->grid);
     free(c->sums.expert_load);
-    free(rig->saved.stats);
-    free(rig->saved.balance);
+    tr_saved_fini(&rig->saved);
 }

@@ -11,7 +11,6 @@ typedef struct {
     tr_saved saved;
     tr_pass pass;
     uint8_t *valid; /* device [N], all 1 */
-    int64_t rows[2];
 } tr_rig;
 
 /* Collective on comm, which becomes one context group. B sequences of length S. *rig is zero but

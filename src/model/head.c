@@ -2,7 +2,7 @@
  * Floor: model. */
 #include "model/layers.h"
 
-enum { CHUNK_BYTES = 1 << 28 }; /* fp32 logits held at once */
+enum { CHUNK_BYTES = 1 << 27 }; /* fp32 logits held at once */
 
 static void *rows_at(const tr_env *c, const void *x, int64_t row) {
     return (char *)x + (size_t)(row * c->config->hidden_size) * tr_dtype_bytes(c->t);

@@ -101,11 +101,7 @@ tr_model *tr_model_create(const tr_config *config, const tr_grid *grid, tr_devic
 
 static void slot_free(tr_model *model, slot_state *s) {
     tr_arena_destroy(s->kept);
-    for (int64_t i = 0; i < model->layers.count; i++) {
-        free(s->block[i].send_rows);
-        free(s->block[i].stats);
-        free(s->block[i].balance);
-    }
+    for (int64_t i = 0; i < model->layers.count; i++) tr_saved_fini(&s->block[i]);
     free(s->block);
 }
 
@@ -141,7 +137,6 @@ static int64_t mlp_width(const tr_block_layer *b) {
 static void slot_init(tr_model *model, slot_state *s) {
     const tr_env *c = &model->env;
     size_t boundary = (size_t)tr_model_boundary_bytes(model);
-    int64_t ep = c->grid->at.shape.expert, E = c->config->num_experts;
     s->kept = tr_arena_create(&c->device->allocator, CHUNK);
     s->input = tr_arena_alloc(model->persistent, boundary);
     s->output = tr_arena_alloc(model->persistent, boundary);
@@ -151,16 +146,8 @@ static void slot_init(tr_model *model, slot_state *s) {
     s->valid = tr_arena_alloc(model->persistent, (size_t)c->N);
     s->block = calloc((size_t)model->layers.count + 1, sizeof *s->block);
     if (!s->block) abort();
-    for (int64_t i = 0; i < model->layers.count; i++) {
-        tr_saved *b = &s->block[i];
-        b->width = mlp_width(&model->blocks[i]);
-        if (!model->blocks[i].is_moe) continue;
-        b->send_rows = calloc((size_t)(2 * ep), sizeof *b->send_rows);
-        b->stats = calloc((size_t)(tr_router_groups(c) * (2 + 2 * E)), sizeof *b->stats);
-        b->balance = calloc((size_t)(tr_router_groups(c) * (1 + E)), sizeof *b->balance);
-        if (!b->send_rows || !b->stats || !b->balance) abort();
-        b->recv_rows = b->send_rows + ep;
-    }
+    for (int64_t i = 0; i < model->layers.count; i++)
+        tr_saved_init(c, &s->block[i], model->blocks[i].is_moe, mlp_width(&model->blocks[i]));
 }
 
 /* Global positions of the local rows, and rotary frequencies theta^(-2i/D) (Su et al. 2021). */

@@ -87,7 +87,6 @@ typedef enum {
 typedef struct {
     void *t[TR_SAVED_COUNT]; /* device; NULL when not kept */
     int64_t width;           /* of the dense or shared feed-forward, 0: none */
-    bool is_moe;
     /* host, MoE: rows to and from each expert rank, and balance sums */
     int64_t *send_rows, *recv_rows; /* [ep] */
     int64_t rows_sent, rows_here;   /* R at the source and at the experts, or a bound of it */
@@ -96,6 +95,10 @@ typedef struct {
     double micro_tokens;            /* scope global_batch: tokens of this micro-batch alone */
 } tr_saved;
 
+/* Local. Host memory of a block's record: `width` of its dense or shared feed-forward (0: none),
+ * and what experts need. */
+void tr_saved_init(const tr_env *c, tr_saved *saved, bool is_moe, int64_t width);
+void tr_saved_fini(tr_saved *saved);
 /* Local. Memory for one saved tensor: kept or scratch, by the table; remembers it in `saved`. */
 void *tr_save(const tr_pass *pass, tr_saved *saved, tr_saved_id id);
 /* Local. Bytes a block of this kind keeps for one micro-batch, and all it saves, kept or not (rows

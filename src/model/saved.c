@@ -1,5 +1,7 @@
 /* saved.c - the table of what a block saves for its backward. Floor: model. */
-#include "model/pass.h"
+#include "model/layers.h"
+
+#include <stdlib.h>
 
 /* Dropped by: no recomputation, full, selective and full. */
 typedef enum { NEVER, FULL, SELECTIVE } drop_rule;
@@ -48,6 +50,24 @@ static const struct {
     [TR_SAVED_ACT_E] = {SELECTIVE, COMPUTE, HERE, W_IE},
     [TR_SAVED_YE] = {FULL, COMPUTE, SENT, W_H},
 };
+
+void tr_saved_init(const tr_env *c, tr_saved *saved, bool is_moe, int64_t mlp_width) {
+    *saved = (tr_saved){.width = mlp_width};
+    if (!is_moe) return;
+    size_t ep = (size_t)c->grid->at.shape.expert, E = (size_t)c->config->num_experts;
+    size_t groups = (size_t)tr_router_groups(c);
+    saved->send_rows = calloc(2 * ep, sizeof *saved->send_rows);
+    saved->stats = calloc(groups * (2 + 2 * E), sizeof *saved->stats);
+    saved->balance = calloc(groups * (1 + E), sizeof *saved->balance);
+    if (!saved->send_rows || !saved->stats || !saved->balance) abort();
+    saved->recv_rows = saved->send_rows + ep;
+}
+
+void tr_saved_fini(tr_saved *saved) {
+    free(saved->send_rows); /* and recv_rows */
+    free(saved->stats);
+    free(saved->balance);
+}
 
 static int64_t width(const tr_env *c, const tr_saved *saved, tr_saved_id id) {
     const tr_model_config *m = c->config;
