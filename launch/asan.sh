@@ -1,6 +1,6 @@
 #!/bin/sh
-# asan.sh - builds with the address and undefined-behaviour sanitizers and runs the unit tests and the
-# tests of whole training steps on one rank. Any finding fails. Usage: launch/asan.sh.
+# asan.sh - builds with the address and undefined-behaviour sanitizers and runs the unit tests and
+# the tests of whole training steps on one rank. Any finding fails. Usage: launch/asan.sh.
 set -eu
 cd "$(dirname "$0")/.."
 
