@@ -103,7 +103,7 @@ def sample_rows(lab, name):
 
 @pytest.mark.parametrize("batch", [4, 6, 10])
 def test_every_epoch_is_each_sample_once(lab, batch):
-    """12 samples an epoch, a stop in the fourth, and another batch size from there. The weights stay
+    """12 samples an epoch, a stop in the fourth, another batch size from there. The weights stay
     as they are, so a step's loss tells which samples it read."""
     (lab.path / "tiny.txt").write_bytes((lab.path / "text.txt").read_bytes()[:12 * 48 + 5])
     more = dict(data=dict(train=["tiny.txt"]), log=dict(samples=True),
