@@ -54,5 +54,5 @@ cat <<END
 Metrics:       $metrics
 Checkpoint:    $checkpoint
 Train longer:  . launch/env.sh
-               mpirun -n 4 build/trireme train $config --set training.steps=1200
+               mpirun -n 4 build/trireme train $config --set training.steps=4000
 END

@@ -8,6 +8,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+enum { MAX_MICRO_BATCHES = 1 << 20 }; /* of a rank in one step: a schedule lists them all */
+
 /* ---- refusing by key ---- */
 
 static int row_of(const char *name) {
@@ -305,6 +307,11 @@ tr_status tr_config_check_world(const tr_config *config, int world, int64_t *dat
             (long long)micro, (long long)data, (long long)(micro * data),
             near_multiples(batch, micro * data, fits, sizeof fits));
     int64_t micro_batches = batch / (micro * data);
+    if (micro_batches > MAX_MICRO_BATCHES)
+        return refuse(config, "training.global_batch_size",
+                      "makes %lld micro-batches a rank in one step, at most %d are possible; raise "
+                      "micro_batch_size or start more ranks",
+                      (long long)micro_batches, MAX_MICRO_BATCHES);
     if (config->model.num_experts > 0 && config->parallel.schedule == TR_SCHEDULE_1F1B &&
         config->model.router_aux_loss_scope == TR_AUX_GLOBAL_BATCH && micro_batches > 1)
         return refuse(config, "model.router_aux_loss_scope",

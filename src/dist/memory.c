@@ -129,7 +129,10 @@ tr_memory *tr_memory_create(tr_comm *comm, int64_t bytes) {
         comm->map_failed |= shared; /* once is enough */
         const tr_allocator *host = tr_host_allocator();
         memory->own = host->alloc(host->self, (size_t)memory->bytes);
-        if (!memory->own) tr_abort("no memory: %lld bytes", (long long)bytes);
+        if (!memory->own)
+            tr_abort("no memory: %lld bytes for weights or gradients; use a smaller model, or more "
+                     "ranks on other machines",
+                     (long long)bytes);
         memset(memory->own, 0, (size_t)memory->bytes);
     }
     memory->next = comm->memories;

@@ -203,6 +203,10 @@ static void refused_worlds(void **state) {
          {"training.global_batch_size=30"},
          "--set training.global_batch_size: value 30 is not a multiple of micro_batch_size 4 * "
          "data-parallel ranks 2 = 8; use 24 or 32"},
+        {1,
+         {"training.global_batch_size=2147483644"},
+         "value 2147483644 makes 536870911 micro-batches a rank in one step, at most 1048576 are "
+         "possible; raise micro_batch_size or start more ranks"},
         {16, {NULL}, "value 32 (the default) is not a multiple"},
         {16, {NULL}, "= 64; use 64"},
         {2,
