@@ -151,8 +151,7 @@ void tr_memory_destroy(tr_comm *comm, tr_memory *memory);
 tr_memory *tr_memory_find(tr_comm *comm, const void *pointer, int64_t bytes);
 
 /* sum.c, by all OpenMP threads. For every k: out[k][i] = in[0][i] + in[1][i] + ... in that order,
- * in fp32; count >= 2. out[0] is this rank's, the others are stored past the caches. Outputs may be
- * inputs. */
+ * in fp32; count >= 2. out[0] is this rank's. Outputs are inputs, or only out[0] is given. */
 void tr_sum_in_order(float *const *out, int outs, const float *const *in, int count, int64_t n);
 void tr_copy_threaded(void *out, const void *in, int64_t bytes);
 

@@ -39,14 +39,32 @@ static void add(float *out, const float *a, const float *b, int64_t n) {
     for (int64_t i = 0; i < n; i++) out[i] = a[i] + b[i];
 }
 
+/* Two ranks, in place on both: one pass, nothing in between. */
+#if defined(__x86_64__) && defined(__GNUC__) && !defined(__SANITIZE_ADDRESS__)
+__attribute__((target_clones("avx512f", "avx2", "default")))
+#endif
+static void
+add_to_both(float *x, float *y, int64_t n) {
+#pragma omp simd
+    for (int64_t i = 0; i < n; i++) {
+        float sum = x[i] + y[i];
+        x[i] = sum;
+        y[i] = sum;
+    }
+}
+
 static void sum_tile(float *const *out, int outs, const float *const *in, int count, int64_t first,
                      int64_t n) {
     float part[TILE];
+    if (count == 2 && outs == 2 && (out[0] == in[0] || out[0] == in[1])) {
+        add_to_both(out[0] + first, out[1] + first, n);
+        return;
+    }
     add(part, in[0] + first, in[1] + first, n);
     for (int k = 2; k < count; k++) add(part, part, in[k] + first, n);
     memcpy(out[0] + first, part, (size_t)n * sizeof(float));
-    for (int k = 1; k < outs; k++)
-        stream_copy((char *)(out[k] + first), (const char *)part, n * (int64_t)sizeof(float));
+    for (int k = 1; k < outs; k++) /* in place: these lines have just been read */
+        memcpy(out[k] + first, part, (size_t)n * sizeof(float));
 }
 
 void tr_sum_in_order(float *const *out, int outs, const float *const *in, int count, int64_t n) {
@@ -55,7 +73,6 @@ void tr_sum_in_order(float *const *out, int outs, const float *const *in, int co
 #pragma omp for schedule(static)
         for (int64_t first = 0; first < n; first += TILE)
             sum_tile(out, outs, in, count, first, n - first < TILE ? n - first : TILE);
-        if (outs > 1) stream_fence();
     }
 }
 
