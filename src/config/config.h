@@ -57,7 +57,7 @@ typedef struct {
         int64_t seed;
         tr_device_kind device;
         tr_dtype dtype;
-        int64_t threads;   /* 0: allowed cores / ranks on the node */
+        int64_t threads;   /* 0: OMP_NUM_THREADS, or cores / ranks of the node */
         double peak_flops; /* a rank's, for MFU; 0: measured */
     } run;
     tr_model_config model;

@@ -35,7 +35,8 @@ const tr_setting tr_settings[] = {
     {KEY(run, directory), TR_KIND_STRING, .fallback = "runs",
      .help = "Folder of the runs' folders."},
     {KEY(run, threads), TR_KIND_INT, .fallback = "0", WITHIN(0, 4096),
-     .help = "Threads a rank; 0: the cores this node allows divided by the ranks on it."},
+     .help =
+         "Threads a rank; 0: OMP_NUM_THREADS, or the cores this node allows divided by its ranks."},
     {KEY(run, peak_flops), TR_KIND_REAL, .fallback = "0", AT_LEAST(0),
      .help = "A rank's peak in floating-point operations a second, the base of mfu; 0: measured at "
              "the start."},

@@ -20,10 +20,12 @@ static int allowed_cores(void) {
     return CPU_COUNT(&set);
 }
 
-/* OpenMP threads of this rank: the setting, or its share of the cores it may use. */
+/* OpenMP threads of this rank: the setting, OMP_NUM_THREADS, or its share of the cores it may use.
+ */
 static int choose_threads(const tr_config *config, tr_comm *world) {
     int cores = allowed_cores(), ranks = tr_comm_node_size(world);
     int threads = (int)config->run.threads;
+    if (threads == 0 && getenv("OMP_NUM_THREADS")) threads = omp_get_max_threads();
     if (threads == 0) threads = cores > ranks ? cores / ranks : 1;
     if (threads > cores)
         tr_warn("run.threads is %d but this process may use %d cores; start mpirun with "
