@@ -211,8 +211,38 @@ static tr_status bad_usage(const char *what, const char *text) {
     return tr_fail(TR_ERR_USAGE, "%s '%s'; trireme --help lists the commands", what, text);
 }
 
+static const tr_command *find_command(const char *name) {
+    const tr_command *c = tr_commands;
+    while (c->name && strcmp(c->name, name)) c++;
+    return c;
+}
+
+static struct argp argp_of(const tr_command *c, struct argp_option taken[OPTIONS + 1]) {
+    options_of(c, taken);
+    return (struct argp){taken, parse, c->words, c->about, NULL, NULL, NULL};
+}
+
+/* Rank 0 prints: on everything, on the settings, or on a command. */
+static tr_status help(const char *topic) {
+    bool speaks = tr_log_get_rank() == 0, config = topic && !strcmp(topic, "config");
+    const tr_command *c = topic ? find_command(topic) : NULL;
+    if (topic && !config && !c->name) return bad_usage("no help on", topic);
+    if (!speaks) return TR_OK;
+    if (!topic) {
+        usage(stdout);
+    } else if (config) {
+        tr_config_help(stdout);
+    } else {
+        char program[64];
+        struct argp_option taken[OPTIONS + 1];
+        struct argp argp = argp_of(c, taken);
+        snprintf(program, sizeof program, "trireme %s", c->name);
+        argp_help(&argp, stdout, ARGP_HELP_USAGE | ARGP_HELP_DOC | ARGP_HELP_LONG, program);
+    }
+    return TR_OK;
+}
+
 tr_status tr_arguments_read(int argc, char **argv, const tr_command **command_p, tr_arguments *a) {
-    bool speaks = tr_log_get_rank() == 0;
     *command_p = NULL;
     *a = (tr_arguments){.tokens = 200,
                         .temperature = 0.8,
@@ -226,27 +256,14 @@ tr_status tr_arguments_read(int argc, char **argv, const tr_command **command_p,
         tr_say("trireme %s", TR_VERSION);
         return TR_OK;
     }
-    if (!strcmp(name, "--help") || !strcmp(name, "-h") || !strcmp(name, "help")) {
-        bool config = argc > 2 && !strcmp(argv[2], "config");
-        if (argc > 2 && !config) return bad_usage("no help on", argv[2]);
-        if (speaks && config) tr_config_help(stdout);
-        if (speaks && !config) usage(stdout);
-        return TR_OK;
-    }
-    const tr_command *c = tr_commands;
-    while (c->name && strcmp(c->name, name)) c++;
+    if (!strcmp(name, "--help") || !strcmp(name, "-h") || !strcmp(name, "help"))
+        return help(argc > 2 ? argv[2] : NULL);
+    const tr_command *c = find_command(name);
     if (!c->name) return bad_usage("unknown command", name);
-    struct argp_option taken[OPTIONS + 1];
-    options_of(c, taken);
-    struct argp argp = {taken, parse, c->words, c->about, NULL, NULL, NULL};
     for (int i = 2; i < argc; i++)
-        if (!strcmp(argv[i], "--help") || !strcmp(argv[i], "-h")) {
-            char program[64];
-            snprintf(program, sizeof program, "trireme %s", c->name);
-            if (speaks)
-                argp_help(&argp, stdout, ARGP_HELP_USAGE | ARGP_HELP_DOC | ARGP_HELP_LONG, program);
-            return TR_OK;
-        }
+        if (!strcmp(argv[i], "--help") || !strcmp(argv[i], "-h")) return help(name);
+    struct argp_option taken[OPTIONS + 1];
+    struct argp argp = argp_of(c, taken);
     parser p = {.command = c, .out = a};
     argp_parse(&argp, argc - 1, argv + 1, ARGP_NO_EXIT | ARGP_NO_HELP | ARGP_NO_ERRS, NULL, &p);
     TR_TRY(p.status);

@@ -13,6 +13,7 @@
 #include "train/signals.h"
 #include "train/trainer.h"
 
+#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -24,7 +25,8 @@ static void say_goodbye(const tr_job *job) {
     tr_checkpoint_path(path, sizeof path, checkpoints, job->at.step);
     tr_say("metrics    %s/metrics.jsonl (and events for TensorBoard)", run);
     tr_say("checkpoint %s", path);
-    tr_say("next       trireme generate --checkpoint %s --prompt \"...\"", path);
+    tr_say("next       %s generate --checkpoint %s --prompt \"...\"", program_invocation_name,
+           path);
 }
 
 static tr_status train(tr_job *job, bool dry_run) {
@@ -137,8 +139,8 @@ const tr_command tr_commands[] = {
      tr_command_checkpoint},
     {"data", "build|info PATH...", "text to tokens; what a data file holds", TR_TAKES_DATA,
      tr_command_data},
-    {"bench", "[kernels|comm|train]", "speed and memory against what this machine can do",
-     TR_TAKES_SET, command_bench},
+    {"bench", "[kernels|comm|train]", "speed, beside what the machine can do", TR_TAKES_SET,
+     command_bench},
     {NULL, NULL, NULL, 0, NULL}};
 
 int main(int argc, char **argv) {

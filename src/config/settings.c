@@ -200,7 +200,7 @@ const tr_setting tr_settings[] = {
     {KEY(log, tensorboard), TR_KIND_BOOL, .fallback = "true",
      .help = "Whether TensorBoard events are written."},
     {KEY(log, routing), TR_KIND_BOOL, .fallback = "false",
-     .help = "write which experts each token chose, and by what margin, to routing-RANK.jsonl"},
+     .help = "Whether routing-RANK.jsonl lists which experts each token chose, by what margin."},
 };
 
 const int tr_setting_count = (int)(sizeof tr_settings / sizeof *tr_settings);
