@@ -23,7 +23,7 @@ SIGNALS = {"TERM": signal.SIGTERM, "USR1": signal.SIGUSR1}
 MOMENTS = {
     "training": dict(training=dict(steps=60, global_batch_size=32, micro_batch_size=4,
                                    evaluate_every=0), checkpoint=dict(every=0)),
-    "evaluation": dict(training=dict(steps=10, evaluate_every=5, evaluate_batches=60),
+    "evaluation": dict(training=dict(steps=10, evaluate_every=5, evaluate_batches=720),
                        data=dict(validation=["long.txt"]), checkpoint=dict(every=0)),
     "save": dict(training=dict(steps=30, evaluate_every=0), checkpoint=dict(every=1, keep=2)),
 }
@@ -31,7 +31,7 @@ MOMENTS = {
 
 def long_lab(path):
     lab = Lab(path)
-    (lab.path / "long.txt").write_bytes(english(500 * 48, seed=3))
+    (lab.path / "long.txt").write_bytes(english(500 * 48, seed=3) * 12)
     return lab
 
 
@@ -101,20 +101,6 @@ def test_signals_come_at_any_instruction(lab, ranks):
     job.finish(75)
     assert saved_steps(lab, "run") == [1]
     print(f"{ranks} ranks: {sent} signals")
-
-
-def test_term_to_mpirun(tmp_path, undisturbed):
-    """mpirun itself then exits 1; with the time that launch/env.sh gives, the step is saved."""
-    lab = long_lab(tmp_path)
-    config = small(lab, "run", **MOMENTS["training"])
-    more = ("training.steps=100000",)
-    job = Job(lab, "run", config, *more, ranks=2, env={"OMPI_MCA_odls_base_sigkill_timeout": "4"})
-    assert job.wait_for_rows(3)
-    job.send(signal.SIGTERM, "mpirun")
-    assert job.finish() == 1
-    wait_until_gone(lab)
-    assert saved_steps(lab, "run") == [len(lab.rows("run"))]
-    assert lab.train(config, "training.steps=1").stdout.count("already finished") == 1
 
 
 def test_stopped_run_that_was_not_auto_says_how_to_go_on(lab):

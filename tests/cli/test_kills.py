@@ -7,6 +7,7 @@ import time
 
 import pytest
 from jobs import Job, check_same_run, processes_in, rank_of, saved_steps, small, wait_until_gone
+from test_failures import MOMENTS, long_lab
 
 STEPS, KILLS = 100, 18  # of each job
 JOBS = {  # kind, ranks, settings
@@ -59,3 +60,18 @@ def test_killed_again_and_again(lab, name):
     check_same_run(lab, "whole", "run", STEPS)
     a, b = (lab.path / "runs" / n / "samples.jsonl" for n in ("whole", "run"))
     assert a.read_bytes() == b.read_bytes()
+
+
+def test_term_to_mpirun(tmp_path):
+    """mpirun itself then exits 1; with the time that launch/env.sh gives, the step is saved.
+    Among the slow tests since mpirun itself was once seen not to end, on a busy machine."""
+    lab = long_lab(tmp_path)
+    config = small(lab, "run", **MOMENTS["training"])
+    more = ("training.steps=100000",)
+    job = Job(lab, "run", config, *more, ranks=2, env={"OMPI_MCA_odls_base_sigkill_timeout": "4"})
+    assert job.wait_for_rows(3)
+    job.send(signal.SIGTERM, "mpirun")
+    assert job.finish() == 1
+    wait_until_gone(lab)
+    assert saved_steps(lab, "run") == [len(lab.rows("run"))]
+    assert lab.train(config, "training.steps=1").stdout.count("already finished") == 1
