@@ -85,7 +85,7 @@ def test_signal(tmp_path, undisturbed, name, moment, ranks, target):
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_signals_come_at_any_instruction(lab, ranks):
     """A thousand a second all through long steps, in the middle of every kernel: only the stop."""
-    config = small(lab, "run", training=dict(steps=3, global_batch_size=1024, micro_batch_size=4,
+    config = small(lab, "run", training=dict(steps=1000, global_batch_size=1024, micro_batch_size=4,
                                              evaluate_every=0))
     job = Job(lab, "run", config, ranks=ranks)
     sent = 0
@@ -99,7 +99,7 @@ def test_signals_come_at_any_instruction(lab, ranks):
                 sent += 1
         time.sleep(0.0005)
     job.finish(75)
-    assert saved_steps(lab, "run") == [1]
+    assert saved_steps(lab, "run") == [len(lab.rows("run"))]
     print(f"{ranks} ranks: {sent} signals")
 
 
