@@ -4,15 +4,13 @@
 #include "base/log.h"
 #include "kernels/peak.h"
 #include "observe/metrics.h"
-#include "train/batch.h"
 #include "train/evaluate.h"
-#include "train/optimizer.h"
 #include "train/rate.h"
 #include "train/routing.h"
 #include "train/signals.h"
+#include "train/step.h"
 
 #include <errno.h>
-#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -20,13 +18,12 @@
 
 typedef struct {
     tr_job *job;
-    tr_batches *batches;
+    tr_step *step;
     tr_metrics *metrics;     /* rank 0 */
     tr_progress *progress;   /* rank 0 */
     tr_routing_log *routing; /* log.routing: every rank */
     double flops_per_token, world_peak;
     int64_t loads; /* MoE layers * experts */
-    double *sums;  /* [4 + loads] reduced over the world */
     int64_t *expert_load, *sample_ids;
 } loop;
 
@@ -73,19 +70,17 @@ static double measure_peak(tr_job *job) {
 static tr_status loop_open(loop *l, tr_job *job) {
     const tr_config *c = job->config;
     *l = (loop){.job = job};
-    l->batches = tr_batches_create(job->grid, job->micro_batches, c->training.micro_batch_size,
-                                   c->data.sequence_length);
+    l->step = tr_step_create(job);
     l->flops_per_token = tr_model_flops_per_token(job->model, c->data.sequence_length);
     l->world_peak = measure_peak(job);
     l->loads = tr_model_moe_layers(&c->model) * c->model.num_experts;
-    l->sums = calloc((size_t)(4 + l->loads), sizeof *l->sums);
     l->expert_load = calloc((size_t)l->loads + 1, sizeof *l->expert_load);
     l->sample_ids = calloc((size_t)c->training.global_batch_size, sizeof *l->sample_ids);
-    if (!l->sums || !l->expert_load || !l->sample_ids) abort();
+    if (!l->expert_load || !l->sample_ids) abort();
     tr_status status = TR_OK;
     if (tr_comm_rank(job->world) == 0) status = open_files(l);
     TR_TRY(tr_agree(job->world, status));
-    if (c->log.routing) status = tr_routing_log_open(job, l->batches, &l->routing);
+    if (c->log.routing) status = tr_routing_log_open(job, tr_step_batches(l->step), &l->routing);
     return tr_agree(job->world, status);
 }
 
@@ -93,8 +88,7 @@ static tr_status loop_close(loop *l) {
     tr_progress_finish(l->progress);
     tr_status status = tr_metrics_close(l->metrics);
     tr_routing_log_close(l->routing);
-    tr_batches_destroy(l->batches);
-    free(l->sums);
+    tr_step_destroy(l->step);
     free(l->expert_load);
     free(l->sample_ids);
     return status;
@@ -103,75 +97,22 @@ static tr_status loop_close(loop *l) {
 /* --- one step
  * ------------------------------------------------------------------------------------- */
 
-/* This step's samples; *labels_p the labelled tokens of the global batch. */
-static tr_status next_samples(loop *l, int64_t *labels_p) {
-    tr_job *job = l->job;
-    int64_t labels = 0;
-    tr_status status = tr_batches_read(l->batches, job->train, job->at.samples,
-                                       job->config->training.global_batch_size, &labels);
-    /* every stage has read the same labels: the first stage's count */
-    int64_t sums[2] = {job->grid->at.p == 0 ? labels : 0, status != TR_OK};
-    tr_end(tr_all_reduce_begin(job->world, NULL, TR_SUM, TR_I64, sums, 2));
-    if (sums[1]) return tr_agree(job->world, status);
-    *labels_p = sums[0];
-    return TR_OK;
-}
-
-/* Sums of the step over the world: loss, aux, z, squares of gradients, expert loads. */
-static void reduce_sums(loop *l, double sum_squares) {
-    tr_job *job = l->job;
-    tr_model_sums local;
-    tr_model_sums_get(job->model, &local);
-    double *s = l->sums;
-    s[0] = local.loss_sum;
-    s[1] = local.aux_loss;
-    s[2] = local.z_loss;
-    s[3] = sum_squares;
-    memcpy(s + 4, local.expert_load, (size_t)l->loads * sizeof *s);
-    tr_end(tr_all_reduce_begin(job->world, NULL, TR_SUM, TR_F64, s, 4 + l->loads));
-}
-
-/* AdamW, unless the gradient is not finite or there was nothing to learn from (which is no fault).
- */
-static bool update(loop *l, double grad_norm, int64_t labels, double learning_rate) {
-    tr_job *job = l->job;
-    const tr_config *c = job->config;
-    if (!isfinite(grad_norm)) job->at.skipped_in_row++;
-    if (!isfinite(grad_norm) || labels == 0) return false;
-    double scale = c->optimizer.clip > 0 ? c->optimizer.clip / (grad_norm + 1e-6) : 1;
-    job->at.skipped_in_row = 0;
-    job->at.updates++;
-    tr_optimizer_step step = {learning_rate,        c->optimizer.beta1,        c->optimizer.beta2,
-                              c->optimizer.epsilon, c->optimizer.weight_decay, job->at.updates};
-    tr_optimizer_update(tr_model_registry(job->model), &step, scale < 1 ? scale : 1);
-    return true;
-}
-
 /* Forward, backward and update on the next samples; fills the record. */
 static tr_status train_step(loop *l, tr_step_record *record) {
     tr_job *job = l->job;
     const tr_config *c = job->config;
-    int64_t labels = 0, batch = c->training.global_batch_size, S = c->data.sequence_length;
-    double started = now(), sum_squares = 0;
-    tr_abort_step(job->at.step + 1);
-    TR_TRY(next_samples(l, &labels));
-    tr_model_begin_step(job->model, job->micro_batches * job->grid->at.shape.data,
-                        labels ? (float)(1.0 / (double)labels) : 0.0f);
-    tr_pipeline_train(job->pipeline, tr_batches_load, l->batches);
-    tr_gradients_reduce(tr_model_registry(job->model), job->grid, &sum_squares);
-    reduce_sums(l, sum_squares);
-    double norm = sqrt(l->sums[3]), rate = tr_learning_rate(c, job->at.step + 1);
-    bool updated = update(l, norm, labels, rate);
-    job->at.step++;
-    job->at.samples += batch;
-    job->at.tokens += batch * S;
-    double seconds = now() - started, speed = (double)(batch * S) / seconds;
-    for (int64_t i = 0; i < l->loads; i++) l->expert_load[i] = (int64_t)l->sums[4 + i];
+    int64_t batch_tokens = c->training.global_batch_size * c->data.sequence_length;
+    tr_step_result result;
+    double started = now(), rate = tr_learning_rate(c, job->at.step + 1);
+    TR_TRY(tr_step_gradients(l->step, &result));
+    bool updated = tr_step_update(l->step, &result, rate);
+    double seconds = now() - started, speed = (double)batch_tokens / seconds;
+    for (int64_t i = 0; i < l->loads; i++) l->expert_load[i] = (int64_t)result.expert_load[i];
     *record = (tr_step_record){.step = job->at.step,
-                               .loss = labels ? l->sums[0] / (double)labels : 0,
-                               .aux_loss = l->sums[1],
-                               .z_loss = l->sums[2],
-                               .grad_norm = norm,
+                               .loss = result.loss,
+                               .aux_loss = result.aux_loss,
+                               .z_loss = result.z_loss,
+                               .grad_norm = result.grad_norm,
                                .learning_rate = rate,
                                .tokens = job->at.tokens,
                                .samples = job->at.samples,
