@@ -19,6 +19,16 @@ int64_t tr_box_elems(const tr_box *box) {
     return elems;
 }
 
+int64_t tr_box_place(const tr_box *box, const int64_t *shape, int64_t i) {
+    int64_t place = 0, row = 1; /* elements below one index of dimension d */
+    for (int d = box->ndim - 1; d >= 0; d--) {
+        place += (box->offset[d] + i % box->extent[d]) * row;
+        i /= box->extent[d];
+        row *= shape[d];
+    }
+    return place;
+}
+
 /* Greedy: at every position take the longest run of whole rows of the outermost dimension d that
  * the position is aligned to and the count can fill. The positions climb to outer dimensions (one
  * box each), run along one of them, and descend again: 2*ndim - 1 boxes at most. */

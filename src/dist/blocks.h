@@ -31,6 +31,9 @@ typedef struct {
 
 int64_t tr_box_elems(const tr_box *box);
 
+/* Place of element i of the box (flattened row-major) in its tensor of that shape, likewise. */
+int64_t tr_box_place(const tr_box *box, const int64_t *shape, int64_t i);
+
 /* The run [first, first + count) of `box` flattened row-major is a disjoint union of at most
  * 2*ndim - 1 boxes, in order. Writes them to out and returns how many. Offsets stay global. */
 int tr_box_cut(const tr_box *box, int64_t first, int64_t count, tr_box out[2 * TR_MAX_DIM - 1]);

@@ -31,6 +31,11 @@ static bool is_end_stage(const tr_grid_place *at) {
     return at->p == 0 || at->p == at->shape.pipeline - 1;
 }
 
+/* Which of the parts that key/value heads are cut into. */
+static int head_part(const tr_grid_place *at) {
+    return at->shape.head_copies > 1 ? at->t / at->shape.head_copies : at->t;
+}
+
 static bool same_group(const tr_grid_place *a, const tr_grid_place *b, tr_group group) {
     bool p = a->p == b->p, d = a->d == b->d, c = a->c == b->c, t = a->t == b->t;
     switch (group) {
@@ -46,10 +51,16 @@ static bool same_group(const tr_grid_place *a, const tr_grid_place *b, tr_group 
         return p && d && c;
     case TR_GROUP_EXPERT:
         return p && t && a->expert_replica == b->expert_replica;
+    case TR_GROUP_MICRO_BATCH:
+        return p && d;
+    case TR_GROUP_STAGE:
+        return p;
     case TR_GROUP_REPLICA:
         return p && t;
+    case TR_GROUP_HEAD_REPLICA:
+        return p && head_part(a) == head_part(b);
     case TR_GROUP_EXPERT_REPLICA:
-        return p && t && a->expert_rank == b->expert_rank;
+        return p && a->expert_rank == b->expert_rank;
     case TR_GROUP_EMBEDDING:
         return d && c && t && (p || (is_end_stage(a) && is_end_stage(b)));
     case TR_GROUP_COUNT:
@@ -118,6 +129,9 @@ tr_status tr_grid_shape_check(tr_grid_shape *shape, int world) {
                        "parallel: pipeline %d x data %d x context %d x tensor %d is not the %d "
                        "ranks; data %d would fit",
                        shape->pipeline, shape->data, shape->context, shape->tensor, world, data);
+    if (shape->head_copies < 0 || (shape->head_copies > 1 && shape->tensor % shape->head_copies))
+        return tr_fail(TR_ERR_USAGE, "%d tensor ranks cannot hold every key/value head %d times",
+                       shape->tensor, shape->head_copies);
     int holders = data * shape->context;
     if (holders % shape->expert != 0) {
         list_divisors(holders, fit, sizeof fit);

@@ -3,13 +3,15 @@
  * World = pipeline x data x context x tensor, tensor fastest, then context, data, pipeline:
  *     rank = ((p * data + d) * context + c) * tensor + t
  * Expert groups are cut out of data x context: with i = d * context + c, the `expert` ranks of
- * equal i / expert form an expert group (each holds num_experts / expert experts, its place is i %
- * expert), and ranks of equal i % expert hold the same experts. */
+ * equal i / expert (and equal t) form an expert group (each holds num_experts / expert experts, its
+ * place is i % expert), and ranks of equal i % expert hold the same experts. Where key/value heads
+ * are fewer than tensor ranks, each is held by `head_copies` neighbouring ones. */
 #pragma once
 #include "dist/comm.h"
 
 typedef struct {
     int pipeline, data, context, expert, tensor;
+    int head_copies; /* divides tensor; 0 is 1 */
 } tr_grid_shape;
 
 typedef enum {
@@ -19,7 +21,10 @@ typedef enum {
     TR_GROUP_CONTEXT,        /* equal p, d, t */
     TR_GROUP_TENSOR,         /* equal p, d, c */
     TR_GROUP_EXPERT,         /* the ranks that share one set of all experts */
-    TR_GROUP_REPLICA,        /* data x context: hold the same dense weights */
+    TR_GROUP_MICRO_BATCH,    /* context x tensor: share the rows of a micro-batch */
+    TR_GROUP_STAGE,          /* data x context x tensor: hold the same whole weights */
+    TR_GROUP_REPLICA,        /* data x context: hold the same parts of split weights */
+    TR_GROUP_HEAD_REPLICA,   /* hold the same key/value heads */
     TR_GROUP_EXPERT_REPLICA, /* hold the same experts */
     TR_GROUP_EMBEDDING,      /* first and last stage, where a tied embedding lives twice */
     TR_GROUP_COUNT

@@ -45,20 +45,34 @@ int64_t tr_registry_add(tr_registry *r, const tr_param_decl *decl) {
     return r->count++;
 }
 
+static tr_space_id space_of(const tr_param_decl *d, const tr_grid_shape *shape) {
+    if (d->copy_stage >= 0) return TR_SPACE_TIED;
+    if (d->split == TR_SPLIT_EXPERT) return TR_SPACE_EXPERT;
+    if (d->split == TR_SPLIT_NONE || shape->tensor == 1) return TR_SPACE_WHOLE;
+    return d->split == TR_SPLIT_HEADS && shape->head_copies > 1 ? TR_SPACE_HEADS : TR_SPACE_SPLIT;
+}
+
+/* The part of dimension `along` that a rank at this place holds. */
+static tr_range part_of(const tr_param_decl *d, const tr_grid_place *at, int along) {
+    int copies =
+        d->split == TR_SPLIT_HEADS && at->shape.head_copies > 1 ? at->shape.head_copies : 1;
+    if (d->split == TR_SPLIT_NONE) return (tr_range){0, d->shape[along]};
+    if (d->split == TR_SPLIT_EXPERT)
+        return tr_block_of(d->shape[along], at->shape.expert, at->expert_rank);
+    return tr_block_of(d->shape[along], at->shape.tensor / copies, at->t / copies);
+}
+
 /* This rank's part of a parameter and the space it lies in. */
 static void place(tr_param *p, const tr_grid *grid) {
     const tr_param_decl *d = &p->decl;
+    int along = d->split == TR_SPLIT_COLUMNS ? 1 : 0;
+    tr_range mine = part_of(d, &grid->at, along);
     p->box.ndim = d->ndim;
     for (int i = 0; i < d->ndim; i++) p->box.extent[i] = d->shape[i];
     p->elems = tr_box_elems(&p->box);
-    p->space = d->copy_stage >= 0            ? TR_SPACE_TIED
-               : d->split == TR_SPLIT_EXPERT ? TR_SPACE_EXPERT
-                                             : TR_SPACE_DENSE;
-    if (d->split == TR_SPLIT_EXPERT) {
-        tr_range mine = tr_block_of(d->shape[0], grid->at.shape.expert, grid->at.expert_rank);
-        p->box.offset[0] = mine.first;
-        p->box.extent[0] = mine.count;
-    }
+    p->box.offset[along] = mine.first;
+    p->box.extent[along] = mine.count;
+    p->space = space_of(d, &grid->at.shape);
     p->primary = d->stage == grid->at.p;
     bool here = p->primary || d->copy_stage == grid->at.p;
     p->elems_loc = here ? tr_box_elems(&p->box) : 0;
@@ -111,8 +125,11 @@ static void allocate(tr_registry *r, tr_space *s) {
 
 void tr_registry_seal(tr_registry *r, const tr_grid *grid, int64_t bucket_elems,
                       tr_device *device) {
-    static const tr_group group[TR_SPACES] = {TR_GROUP_REPLICA, TR_GROUP_EXPERT_REPLICA,
-                                              TR_GROUP_REPLICA};
+    static const tr_group group[TR_SPACES] = {[TR_SPACE_WHOLE] = TR_GROUP_STAGE,
+                                              [TR_SPACE_SPLIT] = TR_GROUP_REPLICA,
+                                              [TR_SPACE_HEADS] = TR_GROUP_HEAD_REPLICA,
+                                              [TR_SPACE_EXPERT] = TR_GROUP_EXPERT_REPLICA,
+                                              [TR_SPACE_TIED] = TR_GROUP_REPLICA};
     r->device = device;
     if (device) r->sum = device->allocator.alloc(device->allocator.self, sizeof *r->sum);
     for (int i = 0; i < TR_SPACES; i++) r->space[i].comm = grid->comm[group[i]];
@@ -151,14 +168,13 @@ static void init_segment(const tr_registry *r, const tr_segment *g, uint64_t see
     const tr_param_decl *d = &g->param->decl;
     float *w = tr_segment_master(r, g);
     uint64_t stream = tr_stream_of_name(d->name);
-    /* only dimension 0 is ever split, so a local run is a global run */
-    int64_t row = d->shape[0] > 0 ? g->param->elems / d->shape[0] : 0;
-    int64_t first = g->param->box.offset[0] * row + g->first;
 #pragma omp parallel for schedule(static)
-    for (int64_t i = 0; i < g->count; i++)
+    for (int64_t i = 0; i < g->count; i++) {
+        int64_t place = tr_box_place(&g->param->box, d->shape, g->first + i);
         w[i] = d->init == TR_INIT_ONES
                    ? 1.0f
-                   : d->init_std * tr_random_normal(seed, stream, (uint64_t)(first + i));
+                   : d->init_std * tr_random_normal(seed, stream, (uint64_t)place);
+    }
 }
 
 void tr_registry_init(tr_registry *r, uint64_t seed) {

@@ -2,9 +2,12 @@
  * records, memory plan, parameter and FLOP counts all derive from it. Floor: model.
  *
  * Every rank declares every weight of the whole model, in the same order; those of other stages
- * have no storage here. After seal, the local weights lie in spaces, one per gradient group: dense
- * (summed over data x context), expert (summed over the ranks with the same experts) and tied (the
- * embedding that lives on the first and the last stage). A space is one flat run of elements cut
+ * have no storage here. After seal, the local weights lie in spaces, one per gradient group: whole
+ * weights (summed over the stage), those split over the tensor group (over data x context),
+ * key/value heads that several tensor ranks hold (over these too), experts (over the ranks with the
+ * same ones) and tied (the embedding that lives on the first and the last stage; over data x
+ * context, then the two). Every element of a parameter is in the shard of one rank of a stage, so
+ * a plain sum over the world counts it once. A space is one flat run of elements cut
  * into buckets; in each bucket, rank i of the group owns the i-th of `size` equal parts: it
  * reduces, updates and stores the fp32 master and moments of that part alone (ZeRO stage 1;
  * Rajbhandari et al. 2020). */
@@ -13,9 +16,23 @@
 #include "dist/grid.h"
 #include "kernels/kernels.h"
 
-typedef enum { TR_SPLIT_NONE, TR_SPLIT_EXPERT } tr_split; /* dimension 0 over the expert group */
+/* How a weight is cut, into parts that may be uneven or empty. */
+typedef enum {
+    TR_SPLIT_NONE,
+    TR_SPLIT_EXPERT,  /* dimension 0 over the expert group */
+    TR_SPLIT_ROWS,    /* dimension 0 over the tensor group */
+    TR_SPLIT_COLUMNS, /* dimension 1 over the tensor group */
+    TR_SPLIT_HEADS    /* as ROWS; neighbours share a part where key/value heads are too few */
+} tr_split;
 typedef enum { TR_INIT_NORMAL, TR_INIT_ONES } tr_init;
-typedef enum { TR_SPACE_DENSE, TR_SPACE_EXPERT, TR_SPACE_TIED, TR_SPACES } tr_space_id;
+typedef enum {
+    TR_SPACE_WHOLE,
+    TR_SPACE_SPLIT,
+    TR_SPACE_HEADS,
+    TR_SPACE_EXPERT,
+    TR_SPACE_TIED,
+    TR_SPACES
+} tr_space_id;
 
 typedef struct {
     char name[96]; /* "model.layers.3.mlp.gate_proj.weight": the checkpoint's key */

@@ -52,6 +52,7 @@ static void counts_are_64_bit(void **state) {
 
 /* The flat indices of the cut boxes, walked in order, must be first, first + 1, ... */
 static void check_cut(const tr_box *box, int64_t first, int64_t count) {
+    static const int64_t shape[TR_MAX_DIM] = {6, 17, 26, 38};
     tr_box cut[2 * TR_MAX_DIM - 1];
     int boxes = tr_box_cut(box, first, count, cut);
     assert_true(boxes <= 2 * box->ndim - 1);
@@ -61,15 +62,18 @@ static void check_cut(const tr_box *box, int64_t first, int64_t count) {
         int64_t elems = tr_box_elems(&cut[b]);
         assert_true(elems > 0);
         for (int64_t e = 0; e < elems; e++) {
-            int64_t rest = e, flat = 0, stride = 1, in_cut = 1;
+            int64_t rest = e, flat = 0, stride = 1, in_cut = 1, place = 0, whole = 1;
             for (int d = box->ndim - 1; d >= 0; d--) {
                 int64_t at = cut[b].offset[d] + rest / in_cut % cut[b].extent[d];
                 assert_true(at >= box->offset[d] && at < box->offset[d] + box->extent[d]);
                 flat += (at - box->offset[d]) * stride;
+                place += at * whole;
                 stride *= box->extent[d];
+                whole *= shape[d];
                 in_cut *= cut[b].extent[d];
             }
             assert_int_equal(flat, want);
+            assert_int_equal(tr_box_place(box, shape, flat), place);
             want++;
         }
     }
@@ -77,7 +81,7 @@ static void check_cut(const tr_box *box, int64_t first, int64_t count) {
 }
 
 /* Property: for every run of every box of up to 4 dimensions with extents 1..4 (1..3 in 4-D), the
- * cut is the run, in order, in at most 2*ndim - 1 boxes. */
+ * cut is the run, in order, in at most 2*ndim - 1 boxes, and its elements have their places. */
 static void cuts_are_the_run(void **state) {
     (void)state;
     for (int ndim = 1; ndim <= TR_MAX_DIM; ndim++) {

@@ -23,9 +23,11 @@ static int for_every_shape(shape_check check) {
                     int t = world / (p * d * c);
                     if (p * d * c * t != world) continue;
                     for (int e = 1; e <= d * c; e++) {
-                        if (d * c % e != 0) continue;
-                        check((tr_grid_shape){p, d, c, e, t}, world);
-                        shapes++;
+                        for (int copies = 1; copies <= t && d * c % e == 0; copies++) {
+                            if (t % copies != 0) continue;
+                            check((tr_grid_shape){p, d, c, e, t, copies}, world);
+                            shapes++;
+                        }
                     }
                 }
     return shapes;
@@ -64,10 +66,16 @@ static int size_of(tr_grid_shape s, tr_group group, const tr_grid_place *at) {
         return s.tensor;
     case TR_GROUP_EXPERT:
         return s.expert;
+    case TR_GROUP_MICRO_BATCH:
+        return s.context * s.tensor;
+    case TR_GROUP_STAGE:
+        return s.data * s.context * s.tensor;
     case TR_GROUP_REPLICA:
         return s.data * s.context;
+    case TR_GROUP_HEAD_REPLICA:
+        return s.data * s.context * s.head_copies;
     case TR_GROUP_EXPERT_REPLICA:
-        return s.data * s.context / s.expert;
+        return s.data * s.context / s.expert * s.tensor;
     case TR_GROUP_EMBEDDING:
         return s.pipeline > 1 && (at->p == 0 || at->p == s.pipeline - 1) ? 2 : 1;
     case TR_GROUP_COUNT:
@@ -78,6 +86,7 @@ static int size_of(tr_grid_shape s, tr_group group, const tr_grid_place *at) {
 
 /* What a member's index in its group must be. */
 static int index_of(tr_group group, const tr_grid_place *at) {
+    const tr_grid_shape *s = &at->shape;
     switch (group) {
     case TR_GROUP_WORLD:
         return at->rank;
@@ -91,10 +100,16 @@ static int index_of(tr_group group, const tr_grid_place *at) {
         return at->t;
     case TR_GROUP_EXPERT:
         return at->expert_rank;
+    case TR_GROUP_MICRO_BATCH:
+        return at->c * s->tensor + at->t;
+    case TR_GROUP_STAGE:
+        return (at->d * s->context + at->c) * s->tensor + at->t;
     case TR_GROUP_REPLICA:
-        return at->d * at->shape.context + at->c;
+        return at->d * s->context + at->c;
+    case TR_GROUP_HEAD_REPLICA:
+        return (at->d * s->context + at->c) * s->head_copies + at->t % s->head_copies;
     case TR_GROUP_EXPERT_REPLICA:
-        return at->expert_replica;
+        return at->expert_replica * s->tensor + at->t;
     case TR_GROUP_EMBEDDING:
         return at->p > 0 && at->p == at->shape.pipeline - 1;
     case TR_GROUP_COUNT:
@@ -137,12 +152,16 @@ static void check_fixed_coordinates(tr_grid_shape shape, int world) {
                 tr_grid_place b = tr_grid_place_of(shape, members[i]);
                 bool along_p =
                     g == TR_GROUP_WORLD || g == TR_GROUP_PIPELINE || g == TR_GROUP_EMBEDDING;
-                bool cut = g == TR_GROUP_WORLD || g == TR_GROUP_REPLICA || g == TR_GROUP_EXPERT ||
-                           g == TR_GROUP_EXPERT_REPLICA;
+                bool along_t = g == TR_GROUP_WORLD || g == TR_GROUP_STAGE ||
+                               g == TR_GROUP_HEAD_REPLICA || g == TR_GROUP_EXPERT_REPLICA;
+                bool along_dc = along_t || g == TR_GROUP_REPLICA || g == TR_GROUP_EXPERT;
+                bool row = g == TR_GROUP_MICRO_BATCH;
                 assert_true(along_p || a.p == b.p);
-                assert_true(cut || g == TR_GROUP_DATA || a.d == b.d);
-                assert_true(cut || g == TR_GROUP_CONTEXT || a.c == b.c);
-                assert_true(g == TR_GROUP_WORLD || g == TR_GROUP_TENSOR || a.t == b.t);
+                assert_true(along_dc || g == TR_GROUP_DATA || a.d == b.d);
+                assert_true(along_dc || row || g == TR_GROUP_CONTEXT || a.c == b.c);
+                assert_true(along_t || row || g == TR_GROUP_TENSOR || a.t == b.t);
+                assert_true(g != TR_GROUP_HEAD_REPLICA ||
+                            a.t / shape.head_copies == b.t / shape.head_copies);
                 assert_true(g != TR_GROUP_EXPERT || a.expert_replica == b.expert_replica);
                 assert_true(g != TR_GROUP_EXPERT_REPLICA || a.expert_rank == b.expert_rank);
             }
@@ -182,15 +201,16 @@ static void bad_shapes_are_explained(void **state) {
         int world;
         const char *says[4];
     } bad[] = {
-        {{3, 0, 1, 1, 1}, 8, {"pipeline 3", "8 ranks", "1, 2, 4 or 8", "multiple of 3"}},
-        {{2, 0, 2, 1, 4}, 8, {"= 16", "8 ranks", "1, 2, 4 or 8", "multiple of 16"}},
-        {{1, 3, 1, 1, 1}, 4, {"data 3", "4 ranks", "data 4 would fit"}},
-        {{1, 0, 2, 3, 1}, 8, {"expert 3", "data 4 x context 2 = 8", "1, 2, 4 or 8"}},
-        {{1, 0, 1, 2, 1}, 1, {"expert 2", "data 1 x context 1 = 1", "; 1 would"}},
-        {{0, 0, 1, 1, 1}, 4, {"parallel.pipeline is 0", "1 to "}},
-        {{1, 0, 1, 1, -2}, 4, {"parallel.tensor is -2", "1 to "}},
-        {{1, -1, 1, 1, 1}, 4, {"data axis is -1", "1 or more"}},
-        {{1 << 20, 0, 1 << 20, 1, 1 << 20}, 4, {"does not divide"}},
+        {{3, 0, 1, 1, 1, 0}, 8, {"pipeline 3", "8 ranks", "1, 2, 4 or 8", "multiple of 3"}},
+        {{2, 0, 2, 1, 4, 0}, 8, {"= 16", "8 ranks", "1, 2, 4 or 8", "multiple of 16"}},
+        {{1, 3, 1, 1, 1, 0}, 4, {"data 3", "4 ranks", "data 4 would fit"}},
+        {{1, 0, 2, 3, 1, 0}, 8, {"expert 3", "data 4 x context 2 = 8", "1, 2, 4 or 8"}},
+        {{1, 0, 1, 2, 1, 0}, 1, {"expert 2", "data 1 x context 1 = 1", "; 1 would"}},
+        {{0, 0, 1, 1, 1, 0}, 4, {"parallel.pipeline is 0", "1 to "}},
+        {{1, 0, 1, 1, -2, 0}, 4, {"parallel.tensor is -2", "1 to "}},
+        {{1, 0, 1, 1, 4, 3}, 4, {"4 tensor ranks", "3 times"}},
+        {{1, -1, 1, 1, 1, 0}, 4, {"data axis is -1", "1 or more"}},
+        {{1 << 20, 0, 1 << 20, 1, 1 << 20, 0}, 4, {"does not divide"}},
     };
     for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
         tr_grid_shape shape = bad[i].shape;

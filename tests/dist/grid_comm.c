@@ -33,6 +33,7 @@ static void grids(tr_comm *world) {
                 if (size % (p * c * t) != 0) continue;
                 TR_CHECK(tr_grid_shape_check(&shape, size) == TR_OK, "shape");
                 shape.expert = shape.data * c;
+                shape.head_copies = t;
                 check_shape(world, shape);
             }
     tr_grid_destroy(NULL);

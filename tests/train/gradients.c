@@ -1,0 +1,129 @@
+/* Property: on every grid of the world, for a weight of every split, initial values are those of
+ * one rank, each element has one owner, a gradient is the sum over all ranks that hold the element,
+ * and the sum of squares counts it once. */
+#include "base/rng.h"
+#include "tests/dist/mpi_check.h"
+#include "train/optimizer.h"
+
+#include <math.h>
+
+enum { SEED = 7, PARAMS = 6 };
+
+static const tr_param_decl decls[PARAMS] = {
+    {.name = "norm", .ndim = 1, .shape = {37}, .init = TR_INIT_ONES},
+    {.name = "router", .ndim = 2, .shape = {5, 9}, .init_std = 1},
+    {.name = "experts", .ndim = 3, .shape = {24, 3, 5}, .split = TR_SPLIT_EXPERT, .init_std = 1},
+    {.name = "rows", .ndim = 2, .shape = {7, 11}, .split = TR_SPLIT_ROWS, .init_std = 1},
+    {.name = "columns", .ndim = 2, .shape = {13, 7}, .split = TR_SPLIT_COLUMNS, .init_std = 1},
+    {.name = "heads", .ndim = 2, .shape = {48, 3}, .split = TR_SPLIT_HEADS, .init_std = 1},
+};
+
+static tr_registry *declare(const tr_grid *grid, tr_device *device) {
+    tr_registry *r = tr_registry_create(TR_F32);
+    int pp = grid->at.shape.pipeline;
+    for (int i = 0; i < PARAMS; i++) {
+        tr_param_decl d = decls[i];
+        d.copy_stage = d.split == TR_SPLIT_ROWS && pp > 1 ? pp - 1 : -1; /* tied */
+        d.stage = d.copy_stage < 0 ? i % pp : 0;
+        tr_registry_add(r, &d);
+    }
+    tr_registry_seal(r, grid, 64, device);
+    return r;
+}
+
+/* Gradient of an element on each rank that holds it. */
+static double slope(int64_t param, int64_t place) {
+    return (double)(1 + (param * 5 + place * 3) % 17) / 16;
+}
+
+static double initial(const tr_param_decl *d, int64_t place) {
+    if (d->init == TR_INIT_ONES) return 1;
+    return (double)tr_random_normal(SEED, tr_stream_of_name(d->name), (uint64_t)place);
+}
+
+/* Collective. How many ranks count on each element: holders, and owners among the primary ones. */
+static void count_ranks(tr_comm *world, const tr_registry *r, const tr_param *p, int64_t *holders,
+                        int64_t *owners) {
+    memset(holders, 0, (size_t)p->elems * sizeof *holders);
+    memset(owners, 0, (size_t)p->elems * sizeof *owners);
+    for (int64_t i = 0; i < p->elems_loc; i++) holders[tr_box_place(&p->box, p->decl.shape, i)]++;
+    const tr_space *s = &r->space[p->space];
+    for (int64_t k = 0; k < s->nsegments && p->primary; k++)
+        for (int64_t i = 0; i < s->segments[k].count && s->segments[k].param == p; i++)
+            owners[tr_box_place(&p->box, p->decl.shape, s->segments[k].first + i)]++;
+    tr_end(tr_all_reduce_begin(world, NULL, TR_SUM, TR_I64, holders, p->elems));
+    tr_end(tr_all_reduce_begin(world, NULL, TR_SUM, TR_I64, owners, p->elems));
+}
+
+/* What this rank owns of p: masters before, gradients after the reduction. */
+static void check_shard(const tr_registry *r, const tr_param *p, const int64_t *holders) {
+    const tr_space *s = &r->space[p->space];
+    for (int64_t k = 0; k < s->nsegments; k++) {
+        const tr_segment *g = &s->segments[k];
+        for (int64_t i = 0; i < g->count && g->param == p; i++) {
+            int64_t place = tr_box_place(&p->box, p->decl.shape, g->first + i);
+            double want = slope(p - r->params, place) * (double)holders[place];
+            TR_CHECK(s->grads[g->offset + i] == (float)want, "gradient of %s[%lld]", p->decl.name,
+                     (long long)place);
+        }
+    }
+    for (int64_t i = 0; i < p->elems_loc; i++) {
+        int64_t place = tr_box_place(&p->box, p->decl.shape, i);
+        TR_CHECK(((float *)p->weight)[i] == (float)initial(&p->decl, place), "weight of %s[%lld]",
+                 p->decl.name, (long long)place);
+    }
+}
+
+static void check_grid(tr_comm *world, tr_grid_shape shape) {
+    tr_grid *grid = tr_grid_create(world, shape);
+    tr_device *device = tr_device_cpu(NULL);
+    tr_registry *r = declare(grid, device);
+    int64_t holders[PARAMS][512], owners[512];
+    double squares = 0, want = 0;
+    tr_registry_init(r, SEED);
+    tr_registry_publish(r);
+    for (int64_t k = 0; k < PARAMS; k++) {
+        const tr_param *p = &r->params[k];
+        count_ranks(world, r, p, holders[k], owners);
+        for (int64_t i = 0; i < p->elems; i++) {
+            TR_CHECK(owners[i] == 1, "%s[%lld] has %lld owners", p->decl.name, (long long)i,
+                     (long long)owners[i]);
+            want += pow(slope(k, i) * (double)holders[k][i], 2);
+        }
+        for (int64_t i = 0; i < p->elems_loc; i++)
+            p->grad[i] = (float)slope(k, tr_box_place(&p->box, p->decl.shape, i));
+    }
+    tr_gradients_reduce(r, grid, &squares);
+    for (int64_t k = 0; k < PARAMS; k++) check_shard(r, &r->params[k], holders[k]);
+    tr_end(tr_all_reduce_begin(world, NULL, TR_SUM, TR_F64, &squares, 1));
+    TR_CHECK(fabs(squares - want) <= 1e-12 * want, "sum of squares %.17g, not %.17g", squares,
+             want);
+    tr_registry_destroy(r);
+    tr_device_destroy(device);
+    tr_grid_destroy(grid);
+}
+
+static void every_grid(tr_comm *world) {
+    int size = tr_comm_size(world), grids = 0;
+    for (int p = 1; p <= size; p++)
+        for (int c = 1; p * c <= size; c++)
+            for (int t = 1; p * c * t <= size; t++)
+                for (int copies = 1; copies <= t; copies++) {
+                    tr_grid_shape shape = {.pipeline = p, .context = c, .expert = 1, .tensor = t};
+                    shape.head_copies = copies;
+                    if (size % (p * c * t) != 0 || t % copies != 0) continue;
+                    TR_CHECK(tr_grid_shape_check(&shape, size) == TR_OK, "shape");
+                    shape.expert = grids++ % 2 ? 1 : shape.data * c;
+                    check_grid(world, shape);
+                }
+    if (tr_comm_rank(world) == 0) printf("%d grids\n", grids);
+}
+
+static const mpi_case cases[] = {{"every grid", every_grid}};
+
+int main(int argc, char **argv) {
+    tr_comm *world = tr_comm_start(&argc, &argv);
+    int failed = mpi_check_all(world, cases, 1);
+    tr_comm_stop(world);
+    return failed != 0;
+}
