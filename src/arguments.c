@@ -26,7 +26,10 @@ enum {
     KEY_EOD,
     KEY_FRACTION,
     KEY_VALIDATION,
-    KEY_SEQUENCE
+    KEY_SEQUENCE,
+    KEY_SCHEDULE,
+    KEY_WORLD,
+    KEY_TRACE
 };
 
 /* Each option belongs to one group; a command takes the groups it names. */
@@ -56,6 +59,11 @@ static const struct argp_option options[] = {
      TR_TAKES_DATA},
     {"validation-output", KEY_VALIDATION, "FILE", 0, "build: where the held-out part goes",
      TR_TAKES_DATA},
+    {"schedule", KEY_SCHEDULE, 0, 0, "Draw what each pipeline rank does when", TR_TAKES_PLAN},
+    {"world", KEY_WORLD, "N", 0, "For so many ranks (those of mpirun, else as few as will do)",
+     TR_TAKES_PLAN},
+    {"trace", KEY_TRACE, "FILE", 0, "Write the timeline as a Chrome trace, for Perfetto",
+     TR_TAKES_PLAN},
     {"sequence-length", KEY_SEQUENCE, "N", 0, "info: for counting samples (256)", TR_TAKES_DATA}};
 
 enum { OPTIONS = sizeof options / sizeof *options };
@@ -179,6 +187,15 @@ static error_t parse(int key, char *text, struct argp_state *state) {
         break;
     case KEY_SEQUENCE:
         a->sequence_length = whole(p, "sequence-length", text, 1, 1e12);
+        break;
+    case KEY_SCHEDULE:
+        a->schedule = true;
+        break;
+    case KEY_WORLD:
+        a->world = whole(p, "world", text, 1, 1e6);
+        break;
+    case KEY_TRACE:
+        a->trace = text;
         break;
     case ARGP_KEY_ARG:
         word(p, text);

@@ -1,10 +1,43 @@
-/* commands.c - the commands that work on files alone: checkpoint, data. Floor: main. */
+/* commands.c - the commands that work on files alone: plan, checkpoint, data. Floor: main. */
 #include "commands.h"
 
 #include "checkpoint/store.h"
 #include "data/build.h"
+#include "plan/draw.h"
 
 #include <string.h>
+
+/* The fewest ranks on which the grid is possible: expert divides data * context. */
+static int64_t least_world(const tr_config *c) {
+    int64_t data = 1, context = c->parallel.context;
+    while (data * context % c->parallel.expert) data++;
+    return c->parallel.pipeline * data * context * c->parallel.tensor;
+}
+
+static tr_status plan(const tr_arguments *a, const tr_config *c, int64_t world) {
+    int64_t data;
+    TR_TRY(tr_config_check_world(c, (int)world, &data));
+    int64_t batch = c->training.global_batch_size, micro = c->training.micro_batch_size;
+    return tr_plan_schedule(c, batch / (micro * data), a->trace);
+}
+
+static tr_status run_plan(const tr_arguments *a, int ranks) {
+    if (!a->schedule)
+        return tr_fail(TR_ERR_USAGE, "what to plan? trireme plan CONFIG --schedule draws the "
+                                     "pipeline; trireme train CONFIG --dry-run plans the memory");
+    tr_config *config = NULL;
+    TR_TRY(tr_config_read(a->config, a->nsets, a->sets, &config));
+    int64_t world = a->world ? a->world : ranks > 1 ? ranks : least_world(config);
+    tr_status status = plan(a, config, world);
+    tr_config_destroy(config);
+    return status;
+}
+
+tr_status tr_command_plan(const tr_arguments *a, tr_comm *world) {
+    tr_status status = TR_OK;
+    if (tr_comm_rank(world) == 0) status = run_plan(a, tr_comm_size(world));
+    return tr_agree(world, status);
+}
 
 tr_status tr_command_checkpoint(const tr_arguments *a, tr_comm *world) {
     const char *operation = a->operation ? a->operation : "";

@@ -12,10 +12,11 @@ typedef struct {
     int npaths;
     char *sets[256]; /* --set section.key=value; owned */
     int nsets;
-    const char *checkpoint, *prompt, *output, *format, *documents, *validation_output;
+    const char *checkpoint, *prompt, *output, *format, *documents, *validation_output, *trace;
     double validation_fraction, temperature, top_p;
     int64_t tokens, seed, sequence_length, end_of_document;
-    bool dry_run;
+    int64_t world; /* 0: not given */
+    bool dry_run, schedule;
 } tr_arguments;
 
 /* Groups of options a command takes. */
@@ -24,7 +25,8 @@ enum {
     TR_TAKES_TRAIN = 2,
     TR_TAKES_CHECKPOINT = 4,
     TR_TAKES_SAMPLE = 8,
-    TR_TAKES_DATA = 16
+    TR_TAKES_DATA = 16,
+    TR_TAKES_PLAN = 64
 };
 
 typedef struct {
@@ -41,6 +43,7 @@ tr_status tr_arguments_read(int argc, char **argv, const tr_command **command_p,
                             tr_arguments *arguments);
 void tr_arguments_free(tr_arguments *arguments);
 
-/* checkpoint info|verify, data build|info (commands.c) */
+/* plan CONFIG --schedule, checkpoint info|verify, data build|info (commands.c) */
+tr_status tr_command_plan(const tr_arguments *arguments, tr_comm *world);
 tr_status tr_command_checkpoint(const tr_arguments *arguments, tr_comm *world);
 tr_status tr_command_data(const tr_arguments *arguments, tr_comm *world);

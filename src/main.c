@@ -135,6 +135,8 @@ const tr_command tr_commands[] = {
      TR_TAKES_SET | TR_TAKES_CHECKPOINT, command_eval},
     {"generate", "--checkpoint PATH --prompt TEXT", "text from a trained model",
      TR_TAKES_CHECKPOINT | TR_TAKES_SAMPLE, command_generate},
+    {"plan", "CONFIG --schedule", "what each pipeline rank does when, drawn and traced",
+     TR_TAKES_SET | TR_TAKES_PLAN, tr_command_plan},
     {"checkpoint", "info|verify PATH", "what a checkpoint holds; whether it is whole", 0,
      tr_command_checkpoint},
     {"data", "build|info PATH...", "text to tokens; what a data file holds", TR_TAKES_DATA,

@@ -82,9 +82,8 @@ static tr_status speed(stepper *s, int64_t T, double *gflops_p) {
     s->T = T;
     tr_pipeline_destroy(s->job->pipeline);
     s->job->pipeline = NULL;
-    TR_TRY(tr_pipeline_create(s->job->model, s->job->grid, c->parallel.schedule,
-                              s->job->micro_batches, c->training.micro_batch_size, T,
-                              &s->job->pipeline));
+    TR_TRY(tr_pipeline_create(s->job->model, s->job->grid, c, s->job->micro_batches,
+                              c->training.micro_batch_size, T, &s->job->pipeline));
     double seconds = tr_lab_time(s->lab, s->comm, 0.5 * (double)s->lab->repeats, step, s);
     if (!isfinite(s->norm))
         return tr_fail(TR_ERR_INTERNAL, "a training step's gradient is not finite");

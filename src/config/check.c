@@ -133,6 +133,11 @@ static tr_status require_rows(const tr_config *config) {
     return TR_OK;
 }
 
+static bool takes_virtual_stages(tr_schedule_kind schedule) {
+    return schedule == TR_SCHEDULE_INTERLEAVED || schedule == TR_SCHEDULE_ZB_V ||
+           schedule == TR_SCHEDULE_DUALPIPE_V;
+}
+
 static tr_status derive(tr_config *config) {
     tr_model_config *m = &config->model;
     if (m->num_key_value_heads == 0) m->num_key_value_heads = m->num_attention_heads;
@@ -160,6 +165,9 @@ static tr_status derive(tr_config *config) {
         m->intermediate_size = m->moe_intermediate_size;
     }
     if (m->moe_intermediate_size == 0) m->moe_intermediate_size = m->intermediate_size;
+    tr_schedule_kind schedule = config->parallel.schedule;
+    if (!config->places[row_of("parallel.virtual_stages")])
+        config->parallel.virtual_stages = 1 + takes_virtual_stages(schedule);
     if (!config->places[row_of("optimizer.min_learning_rate")]) {
         double lowest = 3e-4, rate = config->optimizer.learning_rate;
         config->optimizer.min_learning_rate = rate < lowest ? rate : lowest;
@@ -207,6 +215,40 @@ static tr_status check_experts(const tr_config *config) {
 
 /* ---- the rest that needs no world ---- */
 
+static tr_status check_virtual_stages(const tr_config *config) {
+    tr_schedule_kind schedule = config->parallel.schedule;
+    int64_t v = config->parallel.virtual_stages, p = config->parallel.pipeline;
+    int64_t layers = config->model.num_hidden_layers;
+    char *name = tr_config_value(config, "parallel.schedule");
+    tr_status status = TR_OK;
+    if (!takes_virtual_stages(schedule) && v > 1)
+        status = refuse(config, "parallel.virtual_stages",
+                        "asks for several parts of the model on a rank, and schedule %s has one; "
+                        "use 1, or set parallel.schedule to interleaved",
+                        name);
+    else if (schedule == TR_SCHEDULE_INTERLEAVED && v < 2)
+        status = refuse(config, "parallel.virtual_stages",
+                        "is less than the 2 that schedule interleaved needs; use 2 or more, or set "
+                        "parallel.schedule to 1f1b");
+    else if (schedule != TR_SCHEDULE_INTERLEAVED && takes_virtual_stages(schedule) && v != 2)
+        status = refuse(config, "parallel.virtual_stages",
+                        "is not the 2 that schedule %s has; "
+                        "use 2",
+                        name);
+    else if (v > layers)
+        status = refuse(config, "parallel.virtual_stages",
+                        "is more than num_hidden_layers %lld; set parallel.schedule to 1f1b",
+                        (long long)layers);
+    else if (p * v > layers)
+        status =
+            refuse(config, "parallel.virtual_stages",
+                   "* pipeline %lld = %lld is more stages than num_hidden_layers %lld; use "
+                   "a pipeline of 1 to %lld, or set parallel.schedule to 1f1b",
+                   (long long)p, (long long)(p * v), (long long)layers, (long long)(layers / v));
+    free(name);
+    return status;
+}
+
 static tr_status check_parallel(const tr_config *config) {
     const tr_model_config *m = &config->model;
     int64_t length = config->data.sequence_length, context = config->parallel.context;
@@ -217,6 +259,7 @@ static tr_status check_parallel(const tr_config *config) {
         return refuse(config, "parallel.pipeline",
                       "is more stages than num_hidden_layers %lld; use 1 to %lld",
                       (long long)m->num_hidden_layers, (long long)m->num_hidden_layers);
+    TR_TRY(check_virtual_stages(config));
     if (context > 1 && length % (2 * context))
         return refuse(config, "data.sequence_length",
                       "is not a multiple of 2 * context %lld = %lld; use %s", (long long)context,
@@ -312,11 +355,11 @@ tr_status tr_config_check_world(const tr_config *config, int world, int64_t *dat
                       "makes %lld micro-batches a rank in one step, at most %d are possible; raise "
                       "micro_batch_size or start more ranks",
                       (long long)micro_batches, MAX_MICRO_BATCHES);
-    if (config->model.num_experts > 0 && config->parallel.schedule == TR_SCHEDULE_1F1B &&
+    if (config->model.num_experts > 0 && config->parallel.schedule != TR_SCHEDULE_GPIPE &&
         config->model.router_aux_loss_scope == TR_AUX_GLOBAL_BATCH && micro_batches > 1)
         return refuse(config, "model.router_aux_loss_scope",
-                      "needs all forwards before the first backward, and schedule 1f1b with %lld "
-                      "micro-batches a rank has not; set parallel.schedule to gpipe, or "
+                      "needs all forwards before the first backward, and only schedule gpipe has "
+                      "them with %lld micro-batches a rank; set parallel.schedule to gpipe, or "
                       "micro_batch_size to %lld",
                       (long long)micro_batches, (long long)(batch / data));
     *data_p = data;

@@ -24,7 +24,14 @@ typedef struct {
 } tr_int_list;
 
 typedef enum { TR_DEVICE_CPU } tr_device_kind;
-typedef enum { TR_SCHEDULE_1F1B, TR_SCHEDULE_GPIPE } tr_schedule_kind;
+typedef enum {
+    TR_SCHEDULE_1F1B,
+    TR_SCHEDULE_GPIPE,
+    TR_SCHEDULE_INTERLEAVED,
+    TR_SCHEDULE_ZB_H1,
+    TR_SCHEDULE_ZB_V,
+    TR_SCHEDULE_DUALPIPE_V
+} tr_schedule_kind;
 typedef enum { TR_RECOMPUTE_NONE, TR_RECOMPUTE_SELECTIVE, TR_RECOMPUTE_FULL } tr_recompute;
 typedef enum { TR_LR_COSINE, TR_LR_LINEAR, TR_LR_CONSTANT, TR_LR_WSD } tr_lr_schedule;
 typedef enum { TR_RESUME_AUTO, TR_RESUME_NEVER, TR_RESUME_PATH } tr_resume;
@@ -64,6 +71,7 @@ typedef struct {
     struct {
         int64_t pipeline, context, expert, tensor;
         tr_schedule_kind schedule;
+        int64_t virtual_stages; /* of a pipeline rank */
         tr_recompute recompute;
         int64_t bucket_elems; /* gradient bucket size */
     } parallel;

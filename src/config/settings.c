@@ -126,8 +126,15 @@ const tr_setting tr_settings[] = {
      .help = "Ranks that share one set of experts; divides num_experts and data * context."},
     {KEY(parallel, tensor), TR_KIND_INT, .fallback = "1", WITHIN(1, MAX_HIDDEN),
      .help = "Ranks that share a weight; 1, for more is not supported yet."},
-    {KEY(parallel, schedule), TR_KIND_ENUM, .fallback = "1f1b", .names = "1f1b|gpipe",
-     .help = "Order of forwards and backwards in the pipeline."},
+    {KEY(parallel, schedule), TR_KIND_ENUM, .fallback = "1f1b",
+     .names = "1f1b|gpipe|interleaved|zb_h1|zb_v|dualpipe_v",
+     .help = "Order of forwards and backwards in the pipeline: interleaved idles less by more "
+             "messages, zb_h1 and zb_v by computing weight gradients where they would wait, "
+             "dualpipe_v by doing a forward and a backward at once. `trireme plan CONFIG "
+             "--schedule` draws it."},
+    {KEY(parallel, virtual_stages), TR_KIND_INT,
+     .derived = "2 where schedule is interleaved, zb_v or dualpipe_v, else 1", WITHIN(1, 64),
+     .help = "Parts of the model on each pipeline rank; interleaved takes 2 or more."},
     {KEY(parallel, recompute), TR_KIND_ENUM, .fallback = "none", .names = "none|selective|full",
      .help = "How much of the forward the backward computes again instead of storing it."},
     {KEY(parallel, bucket_elems), TR_KIND_INT, .fallback = "4194304", WITHIN(1, MAX_TOKENS),

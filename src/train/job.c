@@ -88,7 +88,7 @@ tr_status tr_job_open_data(tr_job *job) {
 
 tr_status tr_job_open_pipeline(tr_job *job) {
     const tr_config *c = job->config;
-    return tr_pipeline_create(job->model, job->grid, c->parallel.schedule, job->micro_batches,
+    return tr_pipeline_create(job->model, job->grid, c, job->micro_batches,
                               c->training.micro_batch_size, c->data.sequence_length,
                               &job->pipeline);
 }
@@ -216,9 +216,10 @@ tr_status tr_job_init_weights(tr_job *job) {
 
 /* Micro-batches this rank holds at once. */
 static int64_t in_flight(const tr_job *job) {
-    const tr_grid_place *at = &job->grid->at;
-    tr_schedule s = tr_schedule_create(job->config->parallel.schedule, at->shape.pipeline, at->p,
-                                       job->micro_batches, false);
+    tr_schedule_shape shape = {.kind = job->config->parallel.schedule,
+                               .stages = tr_stages_of(job->config),
+                               .micro_batches = job->micro_batches};
+    tr_schedule s = tr_schedule_create(&shape, job->grid->at.p);
     int64_t slots = s.slots;
     tr_schedule_free(&s);
     return slots;

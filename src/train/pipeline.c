@@ -9,7 +9,7 @@ struct tr_pipeline {
     tr_model *model;
     const tr_grid *grid;
     tr_comm *comm; /* the pipeline group */
-    tr_schedule_kind kind;
+    const tr_config *config;
     tr_schedule train;
     /* state: per slot */
     int64_t slots;
@@ -17,27 +17,34 @@ struct tr_pipeline {
     tr_request **receiving;                          /* begun, waiting for its action */
 };
 
-static tr_status prove(tr_schedule_kind kind, int64_t stages, int64_t m) {
-    tr_schedule *all = calloc((size_t)stages, sizeof *all);
-    if (!all) abort();
-    for (int64_t r = 0; r < stages; r++) all[r] = tr_schedule_create(kind, stages, r, m, false);
-    tr_status status = tr_schedule_check(all, stages, m, false);
-    for (int64_t r = 0; r < stages; r++) tr_schedule_free(&all[r]);
-    free(all);
-    return status;
+static tr_schedule_shape shape_of(const tr_config *config, int64_t m, bool forward_only) {
+    return (tr_schedule_shape){.kind = config->parallel.schedule,
+                               .stages = tr_stages_of(config),
+                               .micro_batches = m,
+                               .forward_only = forward_only};
 }
 
-tr_status tr_pipeline_create(tr_model *model, const tr_grid *grid, tr_schedule_kind kind, int64_t m,
-                             int64_t B, int64_t S, tr_pipeline **pipeline_p) {
-    int64_t stages = grid->at.shape.pipeline;
-    TR_TRY(prove(kind, stages, m));
+tr_status tr_pipeline_create(tr_model *model, const tr_grid *grid, const tr_config *config,
+                             int64_t m, int64_t B, int64_t S, tr_pipeline **pipeline_p) {
+    tr_schedule_shape shape = shape_of(config, m, false);
+    if (shape.kind > TR_SCHEDULE_GPIPE)
+        return tr_fail(TR_ERR_USAGE, "parallel.schedule: this schedule can be drawn (trireme plan "
+                                     "CONFIG --schedule) but not run yet; use 1f1b or gpipe");
+    tr_schedule *all = tr_schedules_create(&shape);
+    tr_status status = tr_schedules_prove(all, &shape);
+    if (status != TR_OK) {
+        tr_schedules_free(all, shape.stages.ranks);
+        return status;
+    }
     tr_pipeline *p = calloc(1, sizeof *p);
     if (!p) abort();
+    p->train = all[grid->at.p];
+    all[grid->at.p] = (tr_schedule){0};
+    tr_schedules_free(all, shape.stages.ranks);
     p->model = model;
     p->grid = grid;
     p->comm = grid->comm[TR_GROUP_PIPELINE];
-    p->kind = kind;
-    p->train = tr_schedule_create(kind, stages, grid->at.p, m, false);
+    p->config = config;
     p->slots = p->train.slots > 2 ? p->train.slots : 2; /* evaluation uses two */
     p->sending_output = calloc((size_t)(3 * p->slots), sizeof(tr_request *));
     if (!p->sending_output) abort();
@@ -72,33 +79,26 @@ static void receive_begin(tr_pipeline *p, const tr_action *a, int64_t slot) {
     }
 }
 
-static bool computes(tr_action_kind kind) {
-    return kind == TR_FORWARD || kind == TR_BACKWARD;
-}
-static bool receives(tr_action_kind kind) {
-    return kind == TR_RECV_FORWARD || kind == TR_RECV_BACKWARD;
-}
-
 /* Begins the receives that come after the compute at `i`, up to the next compute. A slot that this
  * compute still uses, or that waits for another receive, is left for its turn. */
-static void look_ahead(tr_pipeline *p, const tr_schedule *s, int64_t i, int64_t slots) {
-    int64_t busy = s->actions[i].micro_batch % slots;
-    for (int64_t j = i + 1; j < s->count && !computes(s->actions[j].kind); j++) {
-        int64_t slot = s->actions[j].micro_batch % slots;
-        if (receives(s->actions[j].kind) && slot != busy && !p->receiving[slot])
+static void look_ahead(tr_pipeline *p, const tr_schedule *s, int64_t i) {
+    int64_t busy = s->actions[i].task.slot;
+    for (int64_t j = i + 1; j < s->count && !tr_action_computes(s->actions[j].kind); j++) {
+        int64_t slot = s->actions[j].task.slot;
+        if (tr_action_receives(s->actions[j].kind) && slot != busy && !p->receiving[slot])
             receive_begin(p, &s->actions[j], slot);
     }
 }
 
-static void run(tr_pipeline *p, const tr_schedule *s, int64_t slots, bool training,
-                tr_load_micro_batch load, void *self) {
+static void run(tr_pipeline *p, const tr_schedule *s, bool training, tr_load_micro_batch load,
+                void *self) {
     tr_model *model = p->model;
     int64_t bytes = tr_model_boundary_bytes(model), forwards = 0;
     bool backward_seen = false;
     for (int64_t i = 0; i < s->count; i++) {
         const tr_action *a = &s->actions[i];
-        int64_t slot = a->micro_batch % slots;
-        if (computes(a->kind)) look_ahead(p, s, i, slots);
+        int64_t slot = a->task.slot;
+        if (tr_action_computes(a->kind)) look_ahead(p, s, i);
         switch (a->kind) {
         case TR_RECV_FORWARD:
         case TR_RECV_BACKWARD:
@@ -107,7 +107,7 @@ static void run(tr_pipeline *p, const tr_schedule *s, int64_t slots, bool traini
             break;
         case TR_FORWARD: {
             tr_micro_batch batch;
-            load(self, a->micro_batch, &batch);
+            load(self, a->task.micro_batch, &batch);
             tr_model_load(model, slot, &batch);
             end(&p->sending_output[slot]);
             tr_model_forward(model, slot, training);
@@ -140,11 +140,12 @@ static void run(tr_pipeline *p, const tr_schedule *s, int64_t slots, bool traini
 }
 
 void tr_pipeline_train(tr_pipeline *p, tr_load_micro_batch load, void *self) {
-    run(p, &p->train, p->train.slots, true, load, self);
+    run(p, &p->train, true, load, self);
 }
 
 void tr_pipeline_evaluate(tr_pipeline *p, int64_t m, tr_load_micro_batch load, void *self) {
-    tr_schedule s = tr_schedule_create(p->kind, p->grid->at.shape.pipeline, p->grid->at.p, m, true);
-    run(p, &s, 2, false, load, self);
+    tr_schedule_shape shape = shape_of(p->config, m, true);
+    tr_schedule s = tr_schedule_create(&shape, p->grid->at.p);
+    run(p, &s, false, load, self);
     tr_schedule_free(&s);
 }

@@ -10,9 +10,10 @@ typedef struct tr_pipeline tr_pipeline;
 /* Gives micro-batch i (of this data rank's, 0-based) as host arrays valid until the next call. */
 typedef void (*tr_load_micro_batch)(void *self, int64_t i, tr_micro_batch *batch);
 
-/* Local. Lists for m micro-batches a rank and step; proves them. Shapes the model's slots. */
-tr_status tr_pipeline_create(tr_model *model, const tr_grid *grid, tr_schedule_kind kind, int64_t m,
-                             int64_t B, int64_t S, tr_pipeline **pipeline_p);
+/* Local. Lists for m micro-batches a rank and step; proves them. Shapes the model's slots. `config`
+ * is borrowed. */
+tr_status tr_pipeline_create(tr_model *model, const tr_grid *grid, const tr_config *config,
+                             int64_t m, int64_t B, int64_t S, tr_pipeline **pipeline_p);
 void tr_pipeline_destroy(tr_pipeline *pipeline); /* NULL-safe */
 
 /* Collective on the pipeline group, and within each stage on its replica group. One step's forwards

@@ -1,154 +1,158 @@
-/* schedule.c - makers and checker of action lists. Floor: train. */
+/* schedule.c - completes the lists of computations: messages, slots. Floor: train. */
 #include "train/schedule.h"
 
 #include <stdlib.h>
 
-/* --- makers -------------------------------------------------------------------------------------
+tr_parts tr_action_parts(const tr_action *a) {
+    switch (a->kind) {
+    case TR_FORWARD:
+        return (tr_parts){.forward = &a->task};
+    case TR_BACKWARD:
+        return (tr_parts){.input = &a->task, .weight = &a->task};
+    case TR_BACKWARD_INPUT:
+        return (tr_parts){.input = &a->task};
+    case TR_WEIGHT:
+        return (tr_parts){.weight = &a->task};
+    case TR_FORWARD_BACKWARD:
+        return (tr_parts){.forward = &a->task, .input = &a->other, .weight = &a->other};
+    default:
+        return (tr_parts){0};
+    }
+}
+
+static void append(tr_schedule *s, tr_action action) {
+    if (s->count == s->capacity) {
+        s->capacity = s->capacity ? 2 * s->capacity : 64;
+        s->actions = realloc(s->actions, (size_t)s->capacity * sizeof *s->actions);
+        if (!s->actions) abort();
+    }
+    s->actions[s->count++] = action;
+}
+
+void tr_schedule_add(tr_schedule *s, tr_action_kind kind, tr_task task, tr_task other) {
+    append(s, (tr_action){.kind = kind, .task = task, .other = other});
+}
+
+/* --- one rank's list, completed -----------------------------------------------------------------
  */
 
-static void add(tr_schedule *s, tr_action_kind kind, int64_t micro_batch) {
-    s->actions[s->count++] = (tr_action){kind, micro_batch};
+typedef struct {
+    const tr_schedule_shape *shape;
+    int64_t rank;
+    tr_schedule *out;
+    int32_t *slot; /* [chunks, micro-batches] of those in flight */
+    int32_t *user; /* [slots] the chunk that has it, or had it last */
+    bool *taken;   /* [slots] */
+    int64_t room;  /* slots that user and taken have room for */
+    int64_t depth; /* forward only: a micro-batch's slot is chunk * depth + micro_batch % depth */
+} completion;
+
+static int32_t *slot_of(const completion *c, const tr_task *task) {
+    return &c->slot[task->chunk * c->shape->micro_batches + task->micro_batch];
 }
 
-static void add_forward(tr_schedule *s, int64_t stages, int64_t stage, int64_t micro_batch) {
-    if (stage > 0) add(s, TR_RECV_FORWARD, micro_batch);
-    add(s, TR_FORWARD, micro_batch);
-    if (stage + 1 < stages) add(s, TR_SEND_FORWARD, micro_batch);
-}
-
-static void add_backward(tr_schedule *s, int64_t stages, int64_t stage, int64_t micro_batch) {
-    if (stage + 1 < stages) add(s, TR_RECV_BACKWARD, micro_batch);
-    add(s, TR_BACKWARD, micro_batch);
-    if (stage > 0) add(s, TR_SEND_BACKWARD, micro_batch);
-}
-
-tr_schedule tr_schedule_create(tr_schedule_kind kind, int64_t stages, int64_t stage, int64_t m,
-                               bool forward_only) {
-    tr_schedule s = {.actions = malloc((size_t)(6 * m + 1) * sizeof(tr_action))};
-    if (!s.actions) abort();
-    /* forwards before the first backward: all, or as many as the stages still to come */
-    int64_t ahead = kind == TR_SCHEDULE_GPIPE ? m : stages - stage;
-    if (ahead > m) ahead = m;
-    s.slots = forward_only ? (m < 2 ? m : 2) : ahead;
-    for (int64_t i = 0; i < (forward_only ? m : ahead - 1); i++) add_forward(&s, stages, stage, i);
-    if (forward_only) return s;
-    for (int64_t i = ahead - 1; i < m && m > 0; i++) { /* steady: one forward, one backward */
-        add_forward(&s, stages, stage, i);
-        add_backward(&s, stages, stage, i - (ahead - 1));
+static void make_room(completion *c, int64_t slots) {
+    tr_schedule *s = c->out;
+    if (slots > c->room) {
+        c->room = 2 * slots;
+        c->user = realloc(c->user, (size_t)c->room * sizeof *c->user);
+        c->taken = realloc(c->taken, (size_t)c->room * sizeof *c->taken);
+        s->slot_chunks = realloc(s->slot_chunks, (size_t)c->room * sizeof *s->slot_chunks);
+        if (!c->user || !c->taken || !s->slot_chunks) abort();
     }
-    for (int64_t i = m - (ahead - 1); i < m; i++) add_backward(&s, stages, stage, i);
-    return s;
+    for (; s->slots < slots; s->slots++) {
+        c->user[s->slots] = -1;
+        c->taken[s->slots] = false;
+        s->slot_chunks[s->slots] = 0;
+    }
 }
+
+/* A free slot, best one that the chunk has used before, so that its memory fits; else a new one. */
+static void take_slot(completion *c, const tr_task *task) {
+    int64_t best = -1, slots = c->out->slots;
+    if (c->shape->forward_only) best = task->chunk * c->depth + task->micro_batch % c->depth;
+    for (int64_t i = slots; i-- > 0 && !c->shape->forward_only;)
+        if (!c->taken[i] && (best < 0 || c->user[best] != task->chunk || c->user[i] == task->chunk))
+            best = i;
+    if (best < 0) best = slots;
+    make_room(c, best + 1);
+    c->user[best] = task->chunk;
+    c->taken[best] = true;
+    c->out->slot_chunks[best] |= UINT64_C(1) << task->chunk;
+    *slot_of(c, task) = (int32_t)best;
+}
+
+/* A send or receive between the task's stage and the one `step` (1 or -1) further. */
+static void add_message(completion *c, tr_action_kind kind, const tr_task *task, int64_t step) {
+    const tr_stages *st = &c->shape->stages;
+    int64_t next = tr_stage_of(st, c->rank, task->chunk) + step;
+    if (next < 0 || next >= tr_stages_count(st)) return;
+    tr_action a = {.kind = kind, .task = *task, .peer = (int32_t)tr_stage_rank(st, next)};
+    if (a.peer == c->rank && step < 0) {
+        a.other = (tr_task){task->micro_batch, (int32_t)tr_stage_chunk(st, next), 0};
+        a.other.slot = *slot_of(c, &a.other);
+    }
+    append(c->out, a);
+}
+
+/* A computation between its receives and sends, and the slots of its tasks. */
+static void complete(completion *c, tr_action a) {
+    tr_parts p = tr_action_parts(&a);
+    if (p.forward) take_slot(c, p.forward);
+    a.task.slot = *slot_of(c, &a.task);
+    if (a.kind == TR_FORWARD_BACKWARD) a.other.slot = *slot_of(c, &a.other);
+    if (p.forward) add_message(c, TR_RECV_FORWARD, p.forward, -1);
+    if (p.input) add_message(c, TR_RECV_BACKWARD, p.input, 1);
+    append(c->out, a);
+    if (p.forward) add_message(c, TR_SEND_FORWARD, p.forward, 1);
+    if (p.input) add_message(c, TR_SEND_BACKWARD, p.input, -1);
+    if (p.weight) c->taken[*slot_of(c, p.weight)] = false;
+}
+
+static tr_schedule complete_list(const tr_schedule *made, const tr_schedule_shape *shape,
+                                 int64_t rank) {
+    tr_schedule out = {0};
+    int64_t m = shape->micro_batches, v = shape->stages.chunks;
+    int64_t depth = v == 1 ? 2 : shape->stages.ranks;
+    completion c = {.shape = shape, .rank = rank, .out = &out, .depth = depth < m ? depth : m};
+    c.slot = calloc((size_t)(v * m) + 1, sizeof *c.slot);
+    if (!c.slot) abort();
+    for (int64_t i = 0; i < made->count; i++) complete(&c, made->actions[i]);
+    free(c.slot);
+    free(c.user);
+    free(c.taken);
+    return out;
+}
+
+/* --- all ranks ----------------------------------------------------------------------------------
+ */
 
 void tr_schedule_free(tr_schedule *s) {
     free(s->actions);
+    free(s->slot_chunks);
     *s = (tr_schedule){0};
 }
 
-/* --- checker ------------------------------------------------------------------------------------
- */
-
-/* Progress of one stage through its list. */
-typedef struct {
-    int64_t next;                  /* action to run */
-    int64_t done[TR_ACTION_KINDS]; /* how many of each kind have run: micro-batches go in order */
-    int64_t live; /* forwards (or their receives) begun without backward finished */
-} stage_state;
-
-/* Whether stage r can run its next action now. A message sent is one more SEND done by the sender;
- * a stage whose slot's earlier send has not been received cannot write that slot again. */
-static bool ready(const tr_schedule *all, const stage_state *state, int64_t stages, int64_t r) {
-    const tr_action *a = &all[r].actions[state[r].next];
-    int64_t slots = all[r].slots;
-    switch (a->kind) {
-    case TR_RECV_FORWARD:
-        return state[r - 1].done[TR_SEND_FORWARD] > a->micro_batch;
-    case TR_RECV_BACKWARD:
-        return state[r + 1].done[TR_SEND_BACKWARD] > a->micro_batch;
-    case TR_FORWARD: /* writes the slot's output: its last send has been received */
-        return r + 1 == stages || a->micro_batch < slots ||
-               state[r + 1].done[TR_RECV_FORWARD] > a->micro_batch - slots;
-    case TR_BACKWARD: /* writes the slot's gradient */
-        return r == 0 || a->micro_batch < slots ||
-               state[r - 1].done[TR_RECV_BACKWARD] > a->micro_batch - slots;
-    default:
-        return true;
-    }
+void tr_schedules_free(tr_schedule *schedules, int64_t ranks) {
+    for (int64_t r = 0; schedules && r < ranks; r++) tr_schedule_free(&schedules[r]);
+    free(schedules);
 }
 
-/* What must hold before an action whatever the other stages do. */
-static const char *wrong(const tr_schedule *all, const stage_state *s, int64_t stages, int64_t r,
-                         bool forward_only) {
-    const tr_action *a = &all[r].actions[s->next];
-    bool first = r == 0, last = r + 1 == stages;
-    if (a->micro_batch != s->done[a->kind]) return "micro-batches out of order";
-    switch (a->kind) {
-    case TR_RECV_FORWARD:
-        return first ? "the first stage receives a forward" : NULL;
-    case TR_SEND_BACKWARD:
-        if (first) return "the first stage sends a backward";
-        return s->done[TR_BACKWARD] > a->micro_batch ? NULL : "a gradient sent before it is made";
-    case TR_SEND_FORWARD:
-        if (last) return "the last stage sends a forward";
-        return s->done[TR_FORWARD] > a->micro_batch ? NULL : "an output sent before it is made";
-    case TR_RECV_BACKWARD:
-        return last ? "the last stage receives a backward" : NULL;
-    case TR_FORWARD:
-        if (!first && s->done[TR_RECV_FORWARD] <= a->micro_batch) return "a forward without input";
-        return forward_only || s->live < all[r].slots ? NULL : "more in flight than slots";
-    case TR_BACKWARD:
-        if (s->done[TR_FORWARD] <= a->micro_batch) return "a backward before its forward";
-        if (!last && s->done[TR_RECV_BACKWARD] <= a->micro_batch)
-            return "a backward without gradient";
-        return NULL;
-    default:
-        return "an unknown action";
+tr_schedule *tr_schedules_create(const tr_schedule_shape *shape) {
+    tr_schedule *lists = calloc((size_t)shape->stages.ranks, sizeof *lists);
+    if (!lists) abort();
+    tr_schedule_make(lists, shape);
+    for (int64_t r = 0; r < shape->stages.ranks; r++) {
+        tr_schedule completed = complete_list(&lists[r], shape, r);
+        tr_schedule_free(&lists[r]);
+        lists[r] = completed;
     }
+    return lists;
 }
 
-static tr_status finished(const tr_schedule *all, const stage_state *state, int64_t stages,
-                          int64_t m, bool forward_only) {
-    for (int64_t r = 0; r < stages; r++) {
-        int64_t back = forward_only ? 0 : m;
-        const int64_t want[TR_ACTION_KINDS] = {
-            r > 0 ? m : 0,   m, r + 1 < stages ? m : 0, r + 1 < stages ? back : 0, back,
-            r > 0 ? back : 0};
-        if (state[r].next != all[r].count)
-            return tr_fail(TR_ERR_INTERNAL, "schedule: stage %lld waits for ever at action %lld",
-                           (long long)r, (long long)state[r].next);
-        for (int k = 0; k < TR_ACTION_KINDS; k++)
-            if (state[r].done[k] != want[k])
-                return tr_fail(TR_ERR_INTERNAL,
-                               "schedule: stage %lld has %lld actions of kind %d, not %lld",
-                               (long long)r, (long long)state[r].done[k], k, (long long)want[k]);
-    }
-    return TR_OK;
-}
-
-tr_status tr_schedule_check(const tr_schedule *all, int64_t stages, int64_t m, bool forward_only) {
-    stage_state *state = calloc((size_t)stages, sizeof *state);
-    if (!state) abort();
-    tr_status status = TR_OK;
-    for (bool moved = true; moved && status == TR_OK;) {
-        moved = false;
-        for (int64_t r = 0; r < stages && status == TR_OK; r++) {
-            stage_state *s = &state[r];
-            while (s->next < all[r].count) {
-                const char *why = wrong(all, s, stages, r, forward_only);
-                if (why) {
-                    status = tr_fail(TR_ERR_INTERNAL, "schedule: stage %lld, action %lld: %s",
-                                     (long long)r, (long long)s->next, why);
-                    break;
-                }
-                if (!ready(all, state, stages, r)) break;
-                tr_action_kind kind = all[r].actions[s->next++].kind;
-                s->done[kind]++;
-                s->live += kind == TR_FORWARD ? 1 : kind == TR_BACKWARD ? -1 : 0;
-                moved = true;
-            }
-        }
-    }
-    if (status == TR_OK) status = finished(all, state, stages, m, forward_only);
-    free(state);
-    return status;
+tr_schedule tr_schedule_create(const tr_schedule_shape *shape, int64_t rank) {
+    tr_schedule *all = tr_schedules_create(shape), mine = all[rank];
+    all[rank] = (tr_schedule){0};
+    tr_schedules_free(all, shape->stages.ranks);
+    return mine;
 }

@@ -78,7 +78,7 @@ static const set_case sets[] = {
     {"log.samples=1", {"value 1 is no truth value"}},
     {"run.dtype=float16", {"value float16 is not among its words", "float32 or bfloat16"}},
     {"run.device=cuda", {"value cuda needs CUDA", "no CUDA; use cpu"}},
-    {"parallel.schedule=zb", {"1f1b or gpipe"}},
+    {"parallel.schedule=zb", {"1f1b, gpipe, interleaved, zb_h1, zb_v or dualpipe_v"}},
     {"parallel.recompute=some", {"none, selective or full"}},
     {"optimizer.schedule=step", {"cosine, linear, constant or wsd"}},
     {"run.name=", {"value null is no text"}},
@@ -123,6 +123,7 @@ static const set_case sets[] = {
     {"model.shared_expert_intermediate_size=8", {"where num_experts is 0"}},
     {"parallel.tensor=2", {"value 2 is not supported yet; use 1"}},
     {"parallel.pipeline=5", {"value 5 is more stages than num_hidden_layers 4", "1 to 4"}},
+    {"parallel.virtual_stages=2", {"value 2 asks for several parts", "1f1b has one; use 1"}},
     {"parallel.context=3",
      {"data.sequence_length: value 256 (the default)", "= 6; use 252 or 258"}},
     {"parallel.expert=2", {"value 2 shares experts", "use 1"}},
@@ -167,6 +168,16 @@ static void refused_pairs(void **state) {
          "--set model.num_experts: value 4 has no layer"},
         {{"model.num_experts=4", "model.first_k_dense_replace=4"}, "has no layer"},
         {{"model.mlp_only_layers=[0, 0, 0, 0, 0]"}, "names more layers"},
+        {{"parallel.schedule=interleaved", "parallel.virtual_stages=1"},
+         "--set parallel.virtual_stages: value 1 is less than the 2 that schedule interleaved "
+         "needs; use 2 or more, or set parallel.schedule to 1f1b"},
+        {{"parallel.schedule=zb_v", "parallel.virtual_stages=1"},
+         "value 1 is not the 2 that schedule zb_v has; use 2"},
+        {{"parallel.schedule=interleaved", "parallel.virtual_stages=5"},
+         "value 5 is more than num_hidden_layers 4; set parallel.schedule to 1f1b"},
+        {{"parallel.schedule=dualpipe_v", "parallel.pipeline=3"},
+         "value 2 (the default) * pipeline 3 = 6 is more stages than num_hidden_layers 4; use a "
+         "pipeline of 1 to 2, or set parallel.schedule to 1f1b"},
         {{"optimizer.schedule=wsd", "optimizer.decay_steps=190"},
          "--set optimizer.decay_steps: value 190 and warmup_steps 20 are more than training.steps "
          "200; use at most 180"},

@@ -9,7 +9,7 @@ import sys
 # A file includes files of its own folder and of lower floors; ACROSS lists what else is allowed.
 FLOORS = {"base": 0, "config": 1, "dist": 1, "kernels": 2, "model": 3, "data": 3,
           "train": 4, "checkpoint": 4, "plan": 4, "observe": 4, "bench": 5, "main": 6}
-ACROSS = {"train": {"checkpoint", "observe"}}
+ACROSS = {"train": {"checkpoint", "observe"}, "plan": {"train"}}
 
 MAX_LINES = 700
 MAX_COLUMNS = 100

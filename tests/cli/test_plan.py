@@ -1,0 +1,61 @@
+"""Property: `trireme plan CONFIG --schedule` draws every kind of schedule within 100 columns and
+writes a trace whose events are what it drew, needs no ranks of the grid, and names what is
+impossible."""
+import json
+
+import pytest
+
+KINDS = {"1f1b": 8, "gpipe": 8, "interleaved": 16, "zb_h1": 8, "zb_v": 16, "dualpipe_v": 16}
+IDLE = {  # of 4 ranks, 8 micro-batches, F = B = W: idle / (idle + work), FORMULAS of each kind
+    "1f1b": 9 / 33, "gpipe": 9 / 33, "interleaved": 4.5 / 28.5, "zb_h1": 3 / 27,
+    "dualpipe_v": 3 / 27}
+
+
+def plan(lab, kind, *words, **more):
+    config = lab.config("plan", "moe", model=dict(num_hidden_layers=8),
+                        parallel=dict(pipeline=4, schedule=kind, expert=2))
+    return lab.run("plan", config, "--schedule", "--world", 4 * 2, "--set",
+                   "training.global_batch_size=16", *words, **more)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_draws_and_traces(lab, kind):
+    said = plan(lab, kind, "--trace", "trace.json").stdout
+    lines = said.splitlines()
+    assert max(map(len, lines)) <= 100, said
+    rows = [line for line in lines if line.startswith("rank ")]
+    assert len(rows) == 4
+    idle = float(next(line for line in lines if line.startswith("idle")).split()[1]) / 100
+    if kind in IDLE:
+        assert abs(idle - IDLE[kind]) < 1e-4
+
+    events = json.loads((lab.path / "trace.json").read_text())["traceEvents"]
+    done = [e for e in events if e["ph"] == "X" and not e["name"].startswith("wait")]
+    names = [e["args"]["name"] for e in events if e["name"] == "thread_name"]
+    assert names == [f"rank {r}" for r in range(4)]
+    for rank in range(4):
+        mine = [e for e in done if e["tid"] == rank]
+        forwards = sum("forward" in e["name"] for e in mine)
+        assert forwards == KINDS[kind]
+        assert abs(sum(e["dur"] for e in mine) - 8 * 3 * 1000) < 1
+        ends = [(e["ts"], e["ts"] + e["dur"]) for e in mine]
+        assert all(a[1] <= b[0] + 0.01 for a, b in zip(ends, ends[1:]))
+
+
+def test_many_ranks_and_micro_batches_fit(lab):
+    config = lab.config("plan", model=dict(num_hidden_layers=128))
+    said = lab.run("plan", config, "--schedule", "--set", "parallel.pipeline=64", "--set",
+                   "parallel.schedule=zb_v", "--set", "training.global_batch_size=500").stdout
+    assert max(map(len, said.splitlines())) <= 100
+    assert said.count("rank ") >= 64
+
+
+def test_what_is_impossible_is_named(lab):
+    for kind, words, code, text in [
+            ("zb_v", ["--set", "parallel.pipeline=5"], 64, "use a pipeline of 1 to 4"),
+            ("interleaved", ["--set", "parallel.virtual_stages=1"], 64, "use 2 or more"),
+            ("1f1b", ["--set", "parallel.virtual_stages=2"], 64, "to interleaved"),
+            ("1f1b", ["--world", "6"], 64, "divide the 6 ranks"),
+            ("1f1b", ["--trace", "no/such/folder"], 74, "cannot write no/such/folder")]:
+        assert text in plan(lab, kind, *words, code=code).stderr
+    assert "--schedule" in lab.run("plan", lab.config("plan"), code=64).stderr
