@@ -7,6 +7,7 @@
 
 #include "base/log.h"
 #include "bench/bench.h"
+#include "dist/watch.h"
 #include "train/evaluate.h"
 #include "train/generate.h"
 #include "train/resume.h"
@@ -56,7 +57,11 @@ static tr_status command_train(const tr_arguments *a, tr_comm *world) {
     tr_signals_install();
     tr_status status = tr_agree(world, tr_config_read(a->config, a->nsets, a->sets, &config));
     if (status == TR_OK) status = tr_job_create(config, world, a->dry_run, &job);
-    if (status == TR_OK) status = train(job, a->dry_run);
+    if (status == TR_OK) {
+        tr_watch_start(world, a->dry_run ? 0 : config->training.watchdog_seconds);
+        status = train(job, a->dry_run);
+        tr_watch_stop();
+    }
     tr_job_destroy(job);
     tr_config_destroy(config);
     return status;

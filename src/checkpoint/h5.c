@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include "checkpoint/format.h"
+#include "dist/watch.h"
 
 const char *const tr_array_group[TR_ARRAYS] = {"/model", "/optimizer/exp_avg",
                                                "/optimizer/exp_avg_sq"};
@@ -136,6 +137,7 @@ int tr_h5_transfer(hid_t dataset, tr_direction direction, hid_t transfer_list, c
     for (int64_t done = 0; done < count && rc >= 0; done += limit) {
         tr_box cut[2 * TR_MAX_DIM - 1];
         int64_t n = count - done < limit ? count - done : limit;
+        tr_watch_progress();
         int cuts = tr_box_cut(box, first + done, n, cut);
         float *at = data + done;
         for (int c = 0; c < cuts && rc >= 0; c++) {

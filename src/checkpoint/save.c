@@ -14,10 +14,12 @@
 #include <mpi.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "checkpoint/checksum.h"
 #include "checkpoint/folder.h"
+#include "dist/watch.h"
 
 typedef struct {
     /* declared, borrowed */
@@ -64,6 +66,7 @@ static tr_status sum_pieces(save_job *job) {
     uint64_t *sums = (uint64_t *)job->sums, *cover = sums + n;
     for (int64_t p = 0; p < job->npieces; p++) {
         const tr_piece *piece = &job->pieces[p];
+        tr_watch_progress();
         for (int a = 0; a < TR_ARRAYS; a++) {
             int64_t e = a * job->ntensors + piece->tensor;
             tr_checksum_run(&job->tensors[piece->tensor], &piece->box, piece->first, piece->count,
@@ -161,6 +164,7 @@ static tr_status put_all(const save_job *job, hid_t file) {
     tr_status status = TR_OK;
     for (int64_t e = 0; e < TR_ARRAYS * job->ntensors && status == TR_OK; e++) {
         tr_entry entry = entry_of(job, e);
+        tr_watch_progress();
         if (put_tensor(file, create, &entry) < 0)
             status = tr_h5_fail(TR_ERR_IO, "%s: cannot make tensor %s (is its name taken?)",
                                 job->partial, entry.info.name);
@@ -248,13 +252,33 @@ static tr_status write_pieces(const save_job *job, hid_t file) {
     return status;
 }
 
-/* Collective. */
+/* Puts what this host wrote on the disk part by part: one fsync of a large file on a slow disk
+ * would give no sign of progress for longer than the watch allows. What goes wrong here, or is not
+ * supported, the flush that follows tells. */
+static void sync_parts(const save_job *job) {
+    enum { PART = 1 << 26 };
+    struct stat info;
+    int fd = open(job->partial, O_RDWR | O_CLOEXEC);
+    if (fd < 0 || fstat(fd, &info) != 0) info.st_size = 0;
+    for (int64_t at = 0; at < info.st_size; at += PART) {
+        sync_file_range(fd, at + PART, PART, SYNC_FILE_RANGE_WRITE); /* the next one is under way */
+        sync_file_range(fd, at, PART,
+                        SYNC_FILE_RANGE_WAIT_BEFORE | SYNC_FILE_RANGE_WRITE |
+                            SYNC_FILE_RANGE_WAIT_AFTER);
+        tr_watch_progress();
+    }
+    if (fd >= 0) close(fd);
+}
+
+/* Collective. HDF5's own collectives count as waiting. */
 static tr_status write_data(const save_job *job) {
     TR_TRY(tr_agree(job->world, can_write(job)));
     hid_t access = H5Pcreate(H5P_FILE_ACCESS);
     H5Pset_fapl_mpio(access, *(MPI_Comm *)tr_comm_mpi(job->world), MPI_INFO_NULL);
     H5Pset_fclose_degree(access, H5F_CLOSE_STRONG);
+    tr_watch_wait(true);
     hid_t file = H5Fopen(job->partial, H5F_ACC_RDWR, access);
+    tr_watch_wait(false);
     H5Pclose(access);
     tr_status status = TR_OK;
     if (file < 0) status = tr_h5_fail(TR_ERR_IO, "%s: cannot be opened by all ranks", job->partial);
@@ -262,11 +286,18 @@ static tr_status write_data(const save_job *job) {
     if (status != TR_OK && file >= 0) /* others are not there to close it with us */
         tr_abort("%s: opened through MPI-IO by some ranks only", job->partial);
     TR_TRY(status);
+    tr_watch_action("save: writing", -1);
     status = tr_agree(job->world, write_pieces(job, file));
+    if (status == TR_OK) {
+        tr_watch_action("save: to the disk", -1);
+        sync_parts(job);
+    }
+    tr_watch_wait(true);
     if (status == TR_OK && H5Fflush(file, H5F_SCOPE_GLOBAL) < 0)
         status = tr_h5_fail(TR_ERR_IO, "%s: flush failed (disk full?)", job->partial);
     if (H5Fclose(file) < 0 && status == TR_OK)
         status = tr_h5_fail(TR_ERR_IO, "%s: close failed (disk full?)", job->partial);
+    tr_watch_wait(false);
     return tr_agree(job->world, status);
 }
 
@@ -278,10 +309,13 @@ static tr_status publish(const save_job *job) {
 
 static tr_status save(save_job *job) {
     bool first = tr_comm_rank(job->world) == 0;
+    tr_watch_action("save: checksums", -1);
     TR_TRY(tr_agree(job->world, check_job(job)));
     TR_TRY(tr_agree(job->world, sum_pieces(job)));
+    tr_watch_action("save: making the file", -1);
     TR_TRY(tr_agree(job->world, first ? prepare(job) : TR_OK));
     TR_TRY(write_data(job));
+    tr_watch_action("save: final name", -1);
     return tr_agree(job->world, first ? publish(job) : TR_OK);
 }
 

@@ -85,6 +85,7 @@ typedef struct {
     struct {
         int64_t steps, global_batch_size, micro_batch_size, evaluate_every, evaluate_batches;
         int64_t max_skipped_steps; /* consecutive non-finite steps before exit 70 */
+        int64_t watchdog_seconds;  /* without progress of any rank before exit 70; 0: no limit */
     } training;
     struct {
         double learning_rate, min_learning_rate;

@@ -166,6 +166,9 @@ const tr_setting tr_settings[] = {
     {KEY(training, max_skipped_steps), TR_KIND_INT, .fallback = "10", WITHIN(1, MAX_SAMPLES),
      .help = "Consecutive steps with a gradient that is not finite before the run ends (exit "
              "70)."},
+    {KEY(training, watchdog_seconds), TR_KIND_INT, .fallback = "600", WITHIN(0, MAX_COUNT),
+     .help = "Seconds without progress (of a step, evaluation or save) before the job ends with "
+             "exit 70, naming the rank that stalls and its action; 0: waits for ever."},
 
     {KEY(optimizer, learning_rate), TR_KIND_REAL, .fallback = "3e-3", AT_LEAST(0),
      .help = "AdamW's highest learning rate."},

@@ -1,5 +1,6 @@
 /* abort.c - the end of a job that cannot go on, see comm.h. Floor: dist. */
 #include "dist/backend.h"
+#include "dist/watch.h"
 
 #include "base/log.h"
 
@@ -8,26 +9,14 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Process-wide, so that any floor can abort without carrying a grid. */
-static char abort_place[128];
-static int64_t abort_step = -1;
-
-void tr_abort_place(const char *place) {
-    snprintf(abort_place, sizeof abort_place, "%s", place);
-}
-void tr_abort_step(int64_t step) {
-    abort_step = step;
-}
-
 void tr_abort(const char *format, ...) {
-    char what[2048], text[4096], step[32] = "";
+    char what[2048], where[512], text[4096];
     va_list args;
     va_start(args, format);
     vsnprintf(what, sizeof what, format, args);
     va_end(args);
-    if (abort_step >= 0) snprintf(step, sizeof step, ", step %lld", (long long)abort_step);
-    snprintf(text, sizeof text, "%s (rank %d%s%s%s)", what, tr_log_get_rank(),
-             abort_place[0] ? ", " : "", abort_place, step);
+    tr_watch_here(where, sizeof where);
+    snprintf(text, sizeof text, "%s%s", what, where);
     tr_print_error(text);
 
     int up = 0, down = 0;

@@ -104,7 +104,7 @@ struct tr_comm {
     tr_runtime *runtime; /* the world's */
     bool is_world;
     int rank, size;
-    /* nodes.c. Where nodes hold different numbers of ranks only node_size is of use. */
+    /* nodes.c. Where nodes hold different numbers of ranks only the next line is of use. */
     int nodes, node, node_size, local; /* this rank is number `local` of node_size on `node` */
     bool may_share;                    /* all nodes hold equally many ranks, more than one */
     int *rank_of;                      /* [nodes * node_size] */

@@ -4,6 +4,7 @@
  * process, in the order they were begun, so that ranks that end operations of different
  * communicators in different orders still serve each other. */
 #include "dist/backend.h"
+#include "dist/watch.h"
 
 #include "base/log.h"
 
@@ -140,6 +141,9 @@ int tr_comm_size(const tr_comm *comm) {
 }
 int tr_comm_node_size(const tr_comm *comm) {
     return comm->node_size;
+}
+int tr_comm_node(const tr_comm *comm) {
+    return comm->node;
 }
 void *tr_comm_mpi(tr_comm *comm) {
     return &comm->mpi;
@@ -316,10 +320,14 @@ static void drive(tr_comm *comm) {
 
 void tr_end(tr_request *request) {
     if (!request) return;
-    /* Ranks may share a core: a rank that waits lets the others run. */
-    while (!advance(request)) {
-        drive(request->comm);
-        if (!request->complete) sched_yield();
+    if (!advance(request)) {
+        tr_watch_wait(true);
+        do {
+            drive(request->comm);
+            /* Ranks may share a core: a rank that waits lets the others run. */
+            if (!request->complete) sched_yield();
+        } while (!advance(request));
+        tr_watch_wait(false);
     }
     tr_comm *comm = request->comm;
     request->next = comm->pool;

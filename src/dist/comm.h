@@ -40,6 +40,7 @@ void tr_comm_free(tr_comm *comm); /* NULL-safe. Collective on comm. */
 int tr_comm_rank(const tr_comm *comm);
 int tr_comm_size(const tr_comm *comm);
 int tr_comm_node_size(const tr_comm *comm); /* how many of its ranks are on this node */
+int tr_comm_node(const tr_comm *comm);      /* the node's number among those of comm's ranks */
 void *tr_comm_mpi(tr_comm *comm);           /* its MPI_Comm, for HDF5: *(MPI_Comm *)result */
 
 /* Collective on comm. Zeroed memory, 4 KiB aligned, shared inside the node where possible. */
@@ -83,12 +84,9 @@ bool tr_test(tr_request *request);
  * rank, and rank 0 of `comm` holds that rank's message (tr_error_message). */
 tr_status tr_agree(tr_comm *comm, tr_status status);
 
-/* Local, never returns: prints the text with this rank's place (tr_abort_place) and ends the job
+/* Local, never returns: prints the text with where this rank is (dist/watch.h) and ends the job
  * with exit code 70 through MPI_Abort. For broken invariants and failed MPI calls only. */
 void tr_abort(const char *format, ...) __attribute__((format(printf, 1, 2), noreturn));
-/* Local. What tr_abort says about where we are, as "pipeline 1 data 0"; and the current step. */
-void tr_abort_place(const char *place);
-void tr_abort_step(int64_t step);
 
 /* Test switches, process-wide, set before the first operation. Also read from the environment:
  * TRIREME_CHUNK_LIMIT (elements per MPI call), TRIREME_SYNCHRONOUS=1 (every send is MPI_Issend),

@@ -2,6 +2,7 @@
 #include "model/param.h"
 
 #include "base/rng.h"
+#include "dist/watch.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -167,6 +168,7 @@ float *tr_segment_master(const tr_registry *r, const tr_segment *g) {
 static void init_segment(const tr_registry *r, const tr_segment *g, uint64_t seed) {
     const tr_param_decl *d = &g->param->decl;
     float *w = tr_segment_master(r, g);
+    tr_watch_progress();
     uint64_t stream = tr_stream_of_name(d->name);
 #pragma omp parallel for schedule(static)
     for (int64_t i = 0; i < g->count; i++) {

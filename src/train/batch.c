@@ -1,6 +1,7 @@
 /* batch.c - reads samples and cuts them for this rank. Floor: train. */
 #include "train/batch.h"
 
+#include "dist/watch.h"
 #include "model/layers.h"
 
 #include <stdlib.h>
@@ -60,6 +61,7 @@ tr_status tr_batches_read(tr_batches *b, const tr_dataset *dataset, int64_t firs
     int64_t labels = 0, mine = b->grid->at.d * b->m * b->B;
     for (int64_t j = 0; j < b->m * b->B; j++) {
         bool pad = mine + j >= count;
+        tr_watch_progress();
         if (!pad)
             TR_TRY(
                 tr_dataset_sample(dataset, first + mine + j, b->input, b->target, b->real, NULL));

@@ -1,6 +1,7 @@
 /* evaluate.c - forwards over the validation data. Floor: train. */
 #include "train/evaluate.h"
 
+#include "dist/watch.h"
 #include "train/batch.h"
 
 #include <math.h>
@@ -14,6 +15,7 @@ tr_status tr_evaluate(tr_job *job, tr_evaluation *e) {
     int64_t m = tr_ceil_div(tr_ceil_div(count, B), job->grid->at.shape.data);
     tr_batches *batches = tr_batches_create(job->grid, m, B, S);
     int64_t labels = 0;
+    tr_watch_action("evaluation", -1);
     tr_status status = tr_batches_read(batches, job->validation, 0, count, &labels);
     status = tr_agree(job->world, status);
     if (status == TR_OK) {

@@ -3,6 +3,7 @@
 #include "train/job.h"
 
 #include "base/log.h"
+#include "dist/watch.h"
 
 #include <math.h>
 #include <omp.h>
@@ -35,6 +36,23 @@ static int choose_threads(const tr_config *config, tr_comm *world) {
     return threads;
 }
 
+/* The axes that are split, for messages. */
+static void mark_place(const tr_grid_place *at) {
+    const struct {
+        const char *name;
+        int size, place;
+    } axes[] = {{"pipeline", at->shape.pipeline, at->p},
+                {"data", at->shape.data, at->d},
+                {"context", at->shape.context, at->c},
+                {"tensor", at->shape.tensor, at->t}};
+    char text[128] = "";
+    for (size_t i = 0, used = 0; i < sizeof axes / sizeof *axes; i++)
+        if (axes[i].size > 1)
+            used += (size_t)snprintf(text + used, sizeof text - used, "%s%s %d", used ? ", " : "",
+                                     axes[i].name, axes[i].place);
+    tr_watch_place(text);
+}
+
 tr_status tr_job_create(const tr_config *config, tr_comm *world, bool plan_only, tr_job **job_p) {
     int64_t data;
     TR_TRY(tr_config_check_world(config, tr_comm_size(world), &data));
@@ -50,6 +68,7 @@ tr_status tr_job_create(const tr_config *config, tr_comm *world, bool plan_only,
     job->world = world;
     job->threads = choose_threads(config, world);
     job->grid = tr_grid_create(world, shape);
+    mark_place(&job->grid->at);
     job->device = tr_device_cpu(NULL);
     job->model = tr_model_create(config, job->grid, job->device);
     tr_registry_seal(tr_model_registry(job->model), job->grid, config->parallel.bucket_elems,

@@ -1,6 +1,8 @@
 /* pipeline.c - the executor of action lists. Floor: train. */
 #include "train/pipeline.h"
 
+#include "dist/watch.h"
+
 #include <stdlib.h>
 
 enum { TAG_FORWARD = 1, TAG_BACKWARD = 2 };
@@ -98,6 +100,7 @@ static void run(tr_pipeline *p, const tr_schedule *s, bool training, tr_load_mic
     for (int64_t i = 0; i < s->count; i++) {
         const tr_action *a = &s->actions[i];
         int64_t slot = a->task.slot;
+        tr_watch_action(tr_action_name(a->kind), a->task.micro_batch);
         if (tr_action_computes(a->kind)) look_ahead(p, s, i);
         switch (a->kind) {
         case TR_RECV_FORWARD:

@@ -2,6 +2,7 @@
 #include "train/resume.h"
 
 #include "base/log.h"
+#include "dist/watch.h"
 
 #include <errno.h>
 #include <stdio.h>
@@ -162,6 +163,7 @@ static tr_status load_newest(tr_job *job) {
 }
 
 tr_status tr_resume_start(tr_job *job) {
+    tr_watch_action("loading of the first state", -1);
     switch (job->config->checkpoint.resume) {
     case TR_RESUME_NEVER:
         return start_afresh(job);

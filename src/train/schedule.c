@@ -3,6 +3,20 @@
 
 #include <stdlib.h>
 
+const char *tr_action_name(tr_action_kind kind) {
+    static const char *const names[TR_ACTION_KINDS] = {
+        [TR_RECV_FORWARD] = "receive for forward of micro-batch",
+        [TR_SEND_FORWARD] = "send after forward of micro-batch",
+        [TR_RECV_BACKWARD] = "receive for backward of micro-batch",
+        [TR_SEND_BACKWARD] = "send after backward of micro-batch",
+        [TR_FORWARD] = "forward of micro-batch",
+        [TR_BACKWARD] = "backward of micro-batch",
+        [TR_BACKWARD_INPUT] = "input backward of micro-batch",
+        [TR_WEIGHT] = "weight gradients of micro-batch",
+        [TR_FORWARD_BACKWARD] = "forward, beside a backward, of micro-batch"};
+    return names[kind];
+}
+
 tr_parts tr_action_parts(const tr_action *a) {
     switch (a->kind) {
     case TR_FORWARD:

@@ -1,6 +1,7 @@
 /* step.c - one training step. Floor: train. */
 #include "train/step.h"
 
+#include "dist/watch.h"
 #include "train/optimizer.h"
 
 #include <math.h>
@@ -70,11 +71,13 @@ tr_status tr_step_gradients(tr_step *s, tr_step_result *result_p) {
     tr_job *job = s->job;
     int64_t labels = 0;
     double sum_squares = 0;
-    tr_abort_step(job->at.step + 1);
+    tr_watch_step(job->at.step + 1);
+    tr_watch_action("reading of samples", -1);
     TR_TRY(next_samples(s, &labels));
     tr_model_begin_step(job->model, job->micro_batches * job->grid->at.shape.data,
                         labels ? (float)(1.0 / (double)labels) : 0.0f);
     tr_pipeline_train(job->pipeline, tr_batches_load, s->batches);
+    tr_watch_action("reduction of gradients", -1);
     tr_gradients_reduce(tr_model_registry(job->model), job->grid, &sum_squares);
     reduce_sums(s, sum_squares);
     *result_p = (tr_step_result){.loss = labels ? s->sums[S_LOSS] / (double)labels : 0,
@@ -103,6 +106,7 @@ static bool update(tr_job *job, const tr_step_result *r, double learning_rate) {
 
 bool tr_step_update(tr_step *s, const tr_step_result *result, double learning_rate) {
     tr_job *job = s->job;
+    tr_watch_action("update of weights", -1);
     bool updated = update(job, result, learning_rate);
     job->at.step++;
     job->at.samples += job->config->training.global_batch_size;

@@ -2,6 +2,7 @@
 #include "train/trainer.h"
 
 #include "base/log.h"
+#include "dist/watch.h"
 #include "kernels/peak.h"
 #include "observe/metrics.h"
 #include "train/evaluate.h"
@@ -150,6 +151,7 @@ static tr_status evaluate_if_due(loop *l, tr_step_record *record) {
 static tr_status write_record(loop *l, tr_step_record *record) {
     tr_job *job = l->job;
     tr_status status = TR_OK;
+    tr_watch_action("metrics", -1);
     if (tr_comm_rank(job->world) == 0) {
         int64_t batch = job->config->training.global_batch_size;
         for (int64_t i = 0; i < batch && job->config->log.samples; i++)
@@ -165,6 +167,7 @@ static tr_status write_record(loop *l, tr_step_record *record) {
 /* Collective. Whether some rank was asked to stop. */
 static bool stop_asked(const tr_job *job) {
     int64_t stop = tr_signals_stop_asked();
+    tr_watch_action("agreement on going on", -1);
     tr_end(tr_all_reduce_begin(job->world, NULL, TR_MAX, TR_I64, &stop, 1));
     return stop != 0;
 }

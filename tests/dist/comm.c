@@ -3,6 +3,7 @@
  * synchronous sends. `test_comm bench` prints speeds instead; `mismatch` and `bad_peer` end
  * the job as tr_abort does. */
 #include "dist/backend.h"
+#include "dist/watch.h"
 #include "tests/dist/mpi_check.h"
 #include "tests/dist/mpi_counts.h"
 
@@ -509,8 +510,8 @@ static void requests_are_reused(tr_comm *world) {
 /* Not a case: ends the job. Two ranks reduce different counts, in the place and step given. */
 static void mismatch(tr_comm *world) {
     float *buffer = tr_comm_alloc(world, 4096);
-    tr_abort_place("pipeline 1 data 0");
-    tr_abort_step(17);
+    tr_watch_place("pipeline 1, data 0");
+    tr_watch_step(17);
     tr_end(tr_reduce_scatter_begin(world, NULL, TR_F32, buffer, 10 + tr_comm_rank(world)));
 }
 
