@@ -129,16 +129,19 @@ struct tr_kernels {
     /* dgate and dup may alias dh, gate or up (each element is read before it is written). */
     void (*swiglu_backward)(tr_stream *s, tr_dtype t, void *dgate, void *dup, const void *dh,
                             const void *gate, const void *up, tr_rows rows, int64_t C);
-    void (*add)(tr_stream *s, tr_dtype t, void *y, const void *x, int64_t n); /* y += x */
+    /* y += x, rounded once. x_t is t or F32. */
+    void (*add)(tr_stream *s, tr_dtype t, void *y, tr_dtype x_t, const void *x, int64_t n);
     void (*cast)(tr_stream *s, tr_dtype to_t, void *to, tr_dtype from_t, const void *from,
                  int64_t n); /* to and from do not overlap */
 
     /* --- embedding and loss ------------------------------------------------------------------ */
+    /* The table holds tokens [first, first+V): rows of y are theirs, or zeros for other tokens. */
     void (*embedding_forward)(tr_stream *s, tr_dtype t, void *y /* [N,H] */,
                               const int32_t *token /* [N] */, const void *table /* [V,H] */,
-                              int64_t N, int64_t H);
+                              int64_t first, int64_t V, int64_t N, int64_t H);
+    /* += in row order; tokens that the table has not are passed over. */
     void (*embedding_backward)(tr_stream *s, tr_dtype t, float *dtable, const int32_t *token,
-                               const void *dy, int64_t N, int64_t H); /* += in row order */
+                               const void *dy, int64_t first, int64_t V, int64_t N, int64_t H);
     /* loss[n] = lse(logits[n]) - logits[n,label[n]] (0 where label < 0); *loss_sum += sum in fp64.
      * dlogits (nullable) = scale * (softmax - onehot), zero rows where label < 0; type t; it may be
      * logits itself when t is F32, or start at the same address when BF16 (row n then occupies the
@@ -147,6 +150,19 @@ struct tr_kernels {
                           const int32_t *label /* [N] */, float *loss /* [N], nullable */,
                           double *loss_sum, void *dlogits, int64_t dlogits_ld, float scale,
                           int64_t N, int64_t V);
+    /* The same where P ranks hold parts of the vocabulary, this one tokens [first, first+V), V >= 0
+     * (Shoeybi et al. 2019, "Megatron-LM"). First each rank says of its logits part[n] = {max,
+     * sum exp(x - max), the label's logit}; {-inf, 0, 0} for what it has not, 0 for a label that is
+     * elsewhere, nothing for rows without a label. */
+    void (*cross_entropy_part)(tr_stream *s, const float *logits /* [N, ld] */, int64_t ld,
+                               const int32_t *label /* [N] */, int64_t first,
+                               double *part /* [N,3] */, int64_t N, int64_t V);
+    /* Then from all parts, of the whole vocabulary the loss (loss and loss_sum nullable), and of
+     * this rank's columns the gradient. */
+    void (*cross_entropy_whole)(tr_stream *s, tr_dtype t, const double *parts /* [P,N,3] */,
+                                int64_t P, const float *logits, int64_t ld, const int32_t *label,
+                                int64_t first, float *loss, double *loss_sum, void *dlogits,
+                                int64_t dlogits_ld, float scale, int64_t N, int64_t V);
 
     /* --- mixture of experts ------------------------------------------------------------------- */
     /* Per token: prob = softmax(logits), lse, the k largest (ties: lowest expert), their weights:
@@ -156,20 +172,22 @@ struct tr_kernels {
                            float *prob /* [N,E] */, float *lse /* [N] */,
                            int32_t *index /* [N,k] */, float *weight /* [N,k] */, int64_t N,
                            int64_t E, int64_t k, bool renormalise);
-    /* Sums over the valid tokens of each of G groups of N/G consecutive rows, written as doubles:
-     * stats[g] = {tokens, sum lse^2, count of choices per expert [E], sum of prob per expert [E]}.
-     */
+    /* Sums over the valid tokens of each of G groups, written as doubles: stats[g] = {tokens, sum
+     * lse^2, count of choices per expert [E], sum of prob per expert [E]}. A group is `rows` >= 1
+     * consecutive rows; row n here is row first + n of them all, so its group is (first+n)/rows. */
     void (*router_stats)(tr_stream *s, const float *prob, const float *lse, const int32_t *index,
-                         const uint8_t *valid, double *stats /* [G, 2+2E] */, int64_t N, int64_t E,
-                         int64_t k, int64_t G);
+                         const uint8_t *valid, double *stats /* [G, 2+2E] */, int64_t first,
+                         int64_t rows, int64_t N, int64_t E, int64_t k, int64_t G);
     /* dlogits = through the softmax of: dweight (gradient of the k weights, through the
      * renormalisation), plus aux: prob[n,e] has gradient prob_grad[g,e], plus z: lse[n] has
-     * gradient z_grad[g]*lse[n]. g = n/(N/G). Invalid tokens get zeros. dweight nullable. */
+     * gradient z_grad[g]*lse[n]. g = (first+n)/rows as in router_stats. Invalid tokens get zeros.
+     * dweight nullable. */
     void (*router_backward)(tr_stream *s, float *dlogits /* [N,E] */, const float *dweight,
                             const float *prob, const float *lse, const int32_t *index,
                             const float *weight, const uint8_t *valid,
                             const float *prob_grad /* [G,E] */, const float *z_grad /* [G] */,
-                            int64_t N, int64_t E, int64_t k, int64_t G, bool renormalise);
+                            int64_t first, int64_t rows, int64_t N, int64_t E, int64_t k,
+                            bool renormalise);
     /* keep[n,j] = 1 for pairs that find a place: each expert takes at most `capacity` pairs of each
      * sequence of S rows; by position (the lowest rows) or by score (the highest weight-before-
      * renormalisation score[n,j], ties: the lowest row). index -1 is never kept. */

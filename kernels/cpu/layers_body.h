@@ -265,7 +265,7 @@ static void rope(tr_stream *s, tr_dtype t, void *x, const int32_t *position, con
 /* --- element by element --------------------------------------------------------------------- */
 
 typedef struct {
-    tr_dtype t, from_t; /* from_t: only cast's source */
+    tr_dtype t, from_t; /* from_t: only the source of cast and add */
     void *out, *out2;
     const void *a, *b, *c;
 } map_args;
@@ -293,9 +293,9 @@ VEC_FN void swiglu_grad_elements(tr_dtype t, const map_args *m, int64_t begin, i
     }
 }
 
-VEC_FN void add_elements(tr_dtype t, const map_args *m, int64_t begin, int64_t end) {
+VEC_FN void add_elements(tr_dtype t, tr_dtype x_t, const map_args *m, int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; i += VEC) {
-        vec y = vec_load_n(t, m->out, i, end - i), x = vec_load_n(t, m->a, i, end - i);
+        vec y = vec_load_n(t, m->out, i, end - i), x = vec_load_n(x_t, m->a, i, end - i);
         vec_store_n(t, m->out, i, end - i, y + x);
     }
 }
@@ -324,10 +324,12 @@ static void swiglu_grad_range(const void *args, int64_t begin, int64_t end) {
 
 static void add_range(const void *args, int64_t begin, int64_t end) {
     const map_args *m = args;
-    if (m->t == TR_BF16)
-        add_elements(TR_BF16, m, begin, end);
+    if (m->t == TR_F32)
+        add_elements(TR_F32, TR_F32, m, begin, end);
+    else if (m->from_t == TR_F32)
+        add_elements(TR_BF16, TR_F32, m, begin, end);
     else
-        add_elements(TR_F32, m, begin, end);
+        add_elements(TR_BF16, TR_BF16, m, begin, end);
 }
 
 static void cast_range(const void *args, int64_t begin, int64_t end) {
@@ -359,10 +361,10 @@ static void swiglu_backward(tr_stream *s, tr_dtype t, void *dgate, void *dup, co
     tr_for_range(swiglu_grad_range, &m, n, 5 * n * tr_element_bytes(t));
 }
 
-static void add(tr_stream *s, tr_dtype t, void *y, const void *x, int64_t n) {
+static void add(tr_stream *s, tr_dtype t, void *y, tr_dtype x_t, const void *x, int64_t n) {
     (void)s;
-    map_args m = {.t = t, .out = y, .a = x};
-    tr_for_range(add_range, &m, n, 3 * n * tr_element_bytes(t));
+    map_args m = {.t = t, .from_t = x_t, .out = y, .a = x};
+    tr_for_range(add_range, &m, n, n * (2 * tr_element_bytes(t) + tr_element_bytes(x_t)));
 }
 
 static void cast(tr_stream *s, tr_dtype to_t, void *to, tr_dtype from_t, const void *from,

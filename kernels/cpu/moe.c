@@ -13,14 +13,25 @@ typedef struct {
     const int32_t *index;
     const uint8_t *valid;
     double *stats;
-    int64_t rows, E, k, blocks; /* rows a group, blocks of experts */
+    int64_t first, rows, N, E, k, blocks; /* rows a group, blocks of experts */
 } stats_args;
+
+typedef struct {
+    int64_t begin, end;
+} row_range;
+
+/* The rows here that belong to group g. */
+static row_range rows_of(const stats_args *a, int64_t g) {
+    int64_t begin = g * a->rows - a->first, end = begin + a->rows;
+    return (row_range){begin > 0 ? begin : 0, tr_min_i64(end, a->N)};
+}
 
 /* Tokens, squared lse and choices of group g. */
 static void count_group(const stats_args *a, int64_t g) {
     double *to = a->stats + g * (2 + 2 * a->E), tokens = 0, squares = 0;
+    row_range here = rows_of(a, g);
     memset(to + 2, 0, (size_t)a->E * sizeof *to);
-    for (int64_t n = g * a->rows; n < (g + 1) * a->rows; n++) {
+    for (int64_t n = here.begin; n < here.end; n++) {
         if (a->valid && !a->valid[n]) continue;
         tokens += 1;
         squares += (double)a->lse[n] * (double)a->lse[n];
@@ -34,7 +45,8 @@ static void count_group(const stats_args *a, int64_t g) {
 static void sum_probs(const stats_args *a, int64_t g, int64_t block) {
     int64_t first = block * STATS_EXPERTS, count = tr_min_i64(STATS_EXPERTS, a->E - first);
     double sum[STATS_EXPERTS] = {0};
-    for (int64_t n = g * a->rows; n < (g + 1) * a->rows; n++) {
+    row_range here = rows_of(a, g);
+    for (int64_t n = here.begin; n < here.end; n++) {
         if (a->valid && !a->valid[n]) continue;
         const float *p = a->prob + n * a->E + first;
         for (int64_t e = 0; e < count; e++) sum[e] += (double)p[e];
@@ -55,12 +67,12 @@ static void stats_range(const void *args, int64_t begin, int64_t end) {
 }
 
 static void router_stats(tr_stream *s, const float *prob, const float *lse, const int32_t *index,
-                         const uint8_t *valid, double *stats, int64_t N, int64_t E, int64_t k,
-                         int64_t G) {
+                         const uint8_t *valid, double *stats, int64_t first, int64_t rows,
+                         int64_t N, int64_t E, int64_t k, int64_t G) {
     (void)s;
     if (G <= 0) return;
     int64_t blocks = (E + STATS_EXPERTS - 1) / STATS_EXPERTS;
-    stats_args a = {prob, lse, index, valid, stats, N / G, E, k, blocks};
+    stats_args a = {prob, lse, index, valid, stats, first, rows, N, E, k, blocks};
     tr_for_range(stats_range, &a, G * (blocks + 1), N * (E + k) * (int64_t)sizeof(float));
 }
 

@@ -81,7 +81,7 @@ typedef struct {
     const float *weight;
     const uint8_t *valid;
     const float *prob_grad, *z_grad;
-    int64_t N, E, k, G;
+    int64_t first, rows, E, k;
     bool renormalise;
 } route_grad_args;
 
@@ -100,7 +100,7 @@ static float chosen_grad(const route_grad_args *a, int64_t n, int64_t j) {
 
 /* dlogits = p (dp - <p, dp> + z lse): first for the gradient all experts have, then the chosen. */
 static void route_grad_token(const route_grad_args *a, int64_t n) {
-    int64_t E = a->E, k = a->dweight ? a->k : 0, g = n / (a->N / a->G);
+    int64_t E = a->E, k = a->dweight ? a->k : 0, g = (a->first + n) / a->rows;
     const float *p = a->prob + n * E, *dp = a->prob_grad ? a->prob_grad + g * E : NULL;
     const int32_t *index = a->index + n * a->k;
     float *d = a->dlogits + n * E;
@@ -129,10 +129,11 @@ static void route_grad_range(const void *args, int64_t begin, int64_t end) {
 static void router_backward(tr_stream *s, float *dlogits, const float *dweight, const float *prob,
                             const float *lse, const int32_t *index, const float *weight,
                             const uint8_t *valid, const float *prob_grad, const float *z_grad,
-                            int64_t N, int64_t E, int64_t k, int64_t G, bool renormalise) {
+                            int64_t first, int64_t rows, int64_t N, int64_t E, int64_t k,
+                            bool renormalise) {
     (void)s;
-    route_grad_args a = {dlogits,   dweight, prob, lse, index, weight, valid,
-                         prob_grad, z_grad,  N,    E,   k,     G,      renormalise};
+    route_grad_args a = {dlogits,   dweight, prob,  lse,  index, weight, valid,
+                         prob_grad, z_grad,  first, rows, E,     k,      renormalise};
     tr_for_range(route_grad_range, &a, N, N * E * 8);
 }
 

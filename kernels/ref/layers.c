@@ -100,9 +100,9 @@ static void swiglu_backward(tr_stream *s, tr_dtype t, void *dgate, void *dup, co
     }
 }
 
-static void add(tr_stream *s, tr_dtype t, void *y, const void *x, int64_t n) {
+static void add(tr_stream *s, tr_dtype t, void *y, tr_dtype x_t, const void *x, int64_t n) {
     (void)s;
-    for (int64_t i = 0; i < n; i++) tr_store(t, y, i, tr_load(t, y, i) + tr_load(t, x, i));
+    for (int64_t i = 0; i < n; i++) tr_store(t, y, i, tr_load(t, y, i) + tr_load(x_t, x, i));
 }
 
 static void cast(tr_stream *s, tr_dtype to_t, void *to, tr_dtype from_t, const void *from,

@@ -40,13 +40,13 @@ static void router_forward(tr_stream *s, const float *logits, const uint8_t *val
 }
 
 static void router_stats(tr_stream *s, const float *prob, const float *lse, const int32_t *index,
-                         const uint8_t *valid, double *stats, int64_t N, int64_t E, int64_t k,
-                         int64_t G) {
+                         const uint8_t *valid, double *stats, int64_t first, int64_t rows,
+                         int64_t N, int64_t E, int64_t k, int64_t G) {
     (void)s;
     for (int64_t i = 0; i < G * (2 + 2 * E); i++) stats[i] = 0;
     for (int64_t n = 0; n < N; n++) {
         if (valid && !valid[n]) continue;
-        double *to = stats + n / (N / G) * (2 + 2 * E);
+        double *to = stats + (first + n) / rows * (2 + 2 * E);
         to[0] += 1;
         to[1] += (double)lse[n] * (double)lse[n];
         for (int64_t j = 0; j < k; j++) to[2 + index[n * k + j]] += 1;
@@ -66,13 +66,14 @@ static double chosen_grad(const float *dweight, const float *weight, double chos
 static void router_backward(tr_stream *s, float *dlogits, const float *dweight, const float *prob,
                             const float *lse, const int32_t *index, const float *weight,
                             const uint8_t *valid, const float *prob_grad, const float *z_grad,
-                            int64_t N, int64_t E, int64_t k, int64_t G, bool renormalise) {
+                            int64_t first, int64_t rows, int64_t N, int64_t E, int64_t k,
+                            bool renormalise) {
     (void)s;
     for (int64_t n = 0; n < N; n++) {
         const float *p = prob + n * E;
         const int32_t *at = index + n * k;
         float *d = dlogits + n * E;
-        int64_t g = n / (N / G);
+        int64_t g = (first + n) / rows;
         if (valid && !valid[n]) {
             for (int64_t e = 0; e < E; e++) d[e] = 0;
             continue;

@@ -1,6 +1,6 @@
-/* Property: embedding and cross-entropy equal plain float64 loops and finite differences, stay
- * finite for extreme logits, skip rows without a label, and may write their gradient over the
- * logits. */
+/* Property: embedding and cross-entropy, over a whole vocabulary and over one in parts, equal plain
+ * float64 loops and finite differences, stay finite for extreme logits, skip rows without a label,
+ * and may write their gradient over the logits. */
 #include "harness.h"
 
 #include <math.h>
@@ -21,7 +21,9 @@ static void embedding_equals_loops(kt_maker *m) {
         for (int h = 0; h < 2; h++) {
             tr_dtype t = h ? TR_BF16 : TR_F32;
             int64_t N = sizes[i][0], H = sizes[i][1], V = sizes[i][2];
-            kt_tensor *token = kt_integers(m, TR_I32, N, 0, V), *table = kt_normal(m, t, V * H, 1);
+            int64_t first = i % 2 ? 2 : 0; /* the table may lack tokens on both sides */
+            kt_tensor *token = kt_integers(m, TR_I32, N, 0, V + 2 * first),
+                      *table = kt_normal(m, t, V * H, 1);
             kt_tensor *y = kt_filled(m, t, N * H, NAN), *dy = kt_normal(m, t, N * H, 1);
             kt_tensor *d = kt_normal(m, TR_F32, V * H, 1);
             double *want = malloc((size_t)(N * H + 1) * sizeof *want);
@@ -29,12 +31,13 @@ static void embedding_equals_loops(kt_maker *m) {
             memcpy(want_d, d->value, (size_t)(V * H) * sizeof *want_d);
             for (int64_t n = 0; n < N; n++)
                 for (int64_t c = 0; c < H; c++) {
-                    int64_t row = (int64_t)token->value[n];
-                    want[n * H + c] = table->value[row * H + c];
-                    want_d[row * H + c] += dy->value[n * H + c];
+                    int64_t row = (int64_t)token->value[n] - first;
+                    bool here = row >= 0 && row < V;
+                    want[n * H + c] = here ? table->value[row * H + c] : 0;
+                    if (here) want_d[row * H + c] += dy->value[n * H + c];
                 }
-            m->k->embedding_forward(m->s, t, y->data, token->data, table->data, N, H);
-            m->k->embedding_backward(m->s, t, d->data, token->data, dy->data, N, H);
+            m->k->embedding_forward(m->s, t, y->data, token->data, table->data, first, V, N, H);
+            m->k->embedding_backward(m->s, t, d->data, token->data, dy->data, first, V, N, H);
             kt_check(m, y, want, 0, "embedding N %lld H %lld %s", (long long)N, (long long)H,
                      name(t));
             kt_check(m, d, want_d, 1e-5, "its gradient");
@@ -155,6 +158,63 @@ static void gradient_in_place(kt_maker *m) {
         }
 }
 
+/* The vocabulary cut at `cut`: parts of logits[N, V] as P ranks hold them, each with its own copy.
+ */
+static void check_parts(kt_maker *m, int64_t N, const int64_t *cut, int64_t P, tr_dtype t) {
+    int64_t V = cut[P];
+    kt_tensor *x = kt_normal(m, TR_F32, N * V, 30), *label = kt_integers(m, TR_I32, N, -1, V);
+    kt_tensor *parts = kt_filled(m, TR_F64, P * N * 3, NAN), *logits[8];
+    answer a = expected(x->value, V, label->value, N, V, 0.5);
+    double *rows = malloc((size_t)(N * V + 1) * sizeof *rows);
+    for (int64_t p = 0; p < P; p++) {
+        int64_t width = cut[p + 1] - cut[p];
+        take_rows(rows, x->value + cut[p], N, V, width);
+        logits[p] = kt_from(m, TR_F32, N * width, rows);
+        m->k->cross_entropy_part(m->s, logits[p]->data, width, label->data, cut[p],
+                                 (double *)parts->data + p * N * 3, N, width);
+    }
+    for (int64_t p = 0; p < P; p++) {
+        int64_t width = cut[p + 1] - cut[p];
+        bool in_place = t == TR_F32 && p == 0;
+        kt_tensor *loss = kt_filled(m, TR_F32, N, NAN), *sum = kt_filled(m, TR_F64, 1, 0);
+        kt_tensor *d = in_place ? logits[p] : kt_filled(m, t, N * width, NAN);
+        m->k->cross_entropy_whole(m->s, t, parts->data, P, logits[p]->data, width, label->data,
+                                  cut[p], p ? NULL : loss->data, p ? NULL : sum->data, d->data,
+                                  width, 0.5f, N, width);
+        if (p == 0) kt_check(m, loss, a.loss, 1e-6, "loss over %lld parts", (long long)P);
+        if (p == 0) kt_check(m, sum, &a.sum, 1e-6, "its sum");
+        kt_read(m, d);
+        for (int64_t i = 0; i < N * width; i++) d->value[i] += 0.25; /* see check_loss */
+        kt_tensor *got = kt_from(m, t == TR_F32 ? TR_F32 : TR_F64, N * width, d->value);
+        take_rows(rows, a.gradient + cut[p], N, V, width);
+        for (int64_t i = 0; i < N * width; i++) rows[i] += 0.25;
+        kt_check(m, got, rows, kt_tolerance(t), "its gradient, %lld columns %s", (long long)width,
+                 name(t));
+    }
+    free(rows);
+    free_answer(a);
+    kt_release(m);
+}
+
+static void parts_make_the_whole(kt_maker *m) {
+    static const int64_t cuts[][9] = {{0, 7}, {0, 3, 5}, {0, 1, 1, 2}, {0, 40, 40, 99, 1300}};
+    for (int64_t P = 1; P <= 4; P++)
+        for (int64_t N = 0; N <= 9; N += 3)
+            for (int h = 0; h < 2; h++) check_parts(m, N, cuts[P - 1], P, h ? TR_BF16 : TR_F32);
+    check_parts(m, 5, (int64_t[]){0, 0, 1, 257, 257, 514, 771, 1028, 2085}, 8, TR_F32);
+}
+
+/* Parts of a row without a label, and of no columns. */
+static void parts_say_nothing(kt_maker *m) {
+    kt_tensor *x = kt_filled(m, TR_F32, 3, NAN), *part = kt_filled(m, TR_F64, 6, NAN);
+    kt_tensor *label = kt_from(m, TR_I32, 2, (double[]){-1, 4});
+    double nothing[6] = {-INFINITY, 0, 0, -INFINITY, 0, 0};
+    m->k->cross_entropy_part(m->s, x->data, 3, label->data, 0, part->data, 1, 3);
+    m->k->cross_entropy_part(m->s, x->data, 3, (int32_t *)label->data + 1, 9,
+                             (double *)part->data + 3, 1, 0);
+    kt_check(m, part, nothing, 0, "parts that have nothing to say");
+}
+
 typedef struct {
     kt_tensor *x, *label;
     int64_t N, V;
@@ -239,7 +299,8 @@ int main(void) {
         KT_TEST(embedding_equals_loops), KT_TEST(loss_equals_loops),
         KT_TEST(gradient_in_place),      KT_TEST(gradient_is_the_derivative),
         KT_TEST(known_losses),           KT_TEST(unlabelled_rows_are_silent),
-        KT_TEST(threads_change_nothing),
+        KT_TEST(threads_change_nothing), KT_TEST(parts_make_the_whole),
+        KT_TEST(parts_say_nothing),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

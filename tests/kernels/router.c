@@ -6,6 +6,7 @@
 
 typedef struct {
     int64_t N, E, k, G;
+    int64_t first, rows; /* row n is row first + n of groups of `rows` */
     bool renormalise;
     kt_tensor *logits, *valid, *prob, *lse, *index, *weight;
     kt_tensor *dweight, *prob_grad, *z_grad; /* the gradients that come from behind */
@@ -114,8 +115,19 @@ static void test_forward_numbers(kt_maker *m) {
     }
 }
 
-static void add_gradients(kt_maker *m, route *r, int64_t G) {
-    r->G = G;
+/* One group, even groups, or uneven parts of groups: the last one may have no row. */
+static void set_groups(route *r, int shape) {
+    r->G = shape % 3 == 0 ? 1 : shape % 3 == 1 ? 5 : 3;
+    r->rows = r->G == 5 ? r->N / 5 + 1 : r->N + 1;
+    r->first = r->G == 3 ? r->N / 2 + 1 : 0;
+}
+
+static int64_t group_of(const route *r, int64_t n) {
+    return (r->first + n) / r->rows;
+}
+
+static void add_gradients(kt_maker *m, route *r) {
+    int64_t G = r->G;
     r->dweight = kt_normal(m, TR_F32, r->N * r->k, 1);
     r->prob_grad = kt_normal(m, TR_F32, G * r->E, 1);
     r->z_grad = kt_normal(m, TR_F32, G, 0.3);
@@ -126,7 +138,7 @@ static kt_tensor *route_backward(kt_maker *m, const route *r, bool with_weight) 
     m->k->router_backward(m->s, dlogits->data, with_weight ? r->dweight->data : NULL, r->prob->data,
                           r->lse->data, r->index->data, r->weight->data,
                           r->valid ? r->valid->data : NULL, r->prob_grad->data, r->z_grad->data,
-                          r->N, r->E, r->k, r->G, r->renormalise);
+                          r->first, r->rows, r->N, r->E, r->k, r->renormalise);
     return dlogits;
 }
 
@@ -135,7 +147,8 @@ static void test_backward(kt_maker *m) {
     for (int shape = 0; shape < ROUTE_SHAPES; shape++)
         for (int renormalise = 0; renormalise < 2; renormalise++) {
             route r = make_route(m, shape, renormalise);
-            add_gradients(m, &r, r.N % 5 == 0 && r.N ? 5 : 1);
+            set_groups(&r, shape);
+            add_gradients(m, &r);
             route_buffers(m, &r);
             route_forward(m, &r);
             kt_read(m, r.prob), kt_read(m, r.lse), kt_read(m, r.index);
@@ -144,7 +157,7 @@ static void test_backward(kt_maker *m) {
                 if (!is_valid(&r, n)) continue;
                 const double *p = r.prob->value + n * r.E, *index = r.index->value + n * r.k;
                 const double *dw = r.dweight->value + n * r.k;
-                int64_t g = n / (r.N / r.G);
+                int64_t g = group_of(&r, n);
                 double sum = 0, dot = 0, mean = 0;
                 for (int64_t j = 0; j < r.k; j++) sum += p[(int64_t)index[j]];
                 for (int64_t j = 0; j < r.k; j++) dot += dw[j] * p[(int64_t)index[j]] / sum;
@@ -170,7 +183,7 @@ static double route_value(kt_maker *m, void *context) {
     double sum = 0;
     for (int64_t i = 0; i < r->N * r->k && r->dweight; i++) sum += r->dweight->value[i] * w[i];
     for (int64_t n = 0; n < r->N; n++) {
-        int64_t g = n / (r->N / r->G);
+        int64_t g = group_of(r, n);
         if (!is_valid(r, n)) continue;
         for (int64_t e = 0; e < r->E; e++)
             sum += r->prob_grad->value[g * r->E + e] * p[n * r->E + e];
@@ -190,7 +203,8 @@ static void test_differences(kt_maker *m) {
                 r.logits->value[i] = (double)(i * 7 % 9) * 0.4 + 0.05 * r.logits->value[i];
             r.logits = kt_from(m, TR_F32, r.N * r.E, r.logits->value);
             r.valid = kt_from(m, TR_U8, r.N, (double[]){1, 1, 0, 1});
-            add_gradients(m, &r, 2);
+            r.G = 2, r.first = 1, r.rows = 3;
+            add_gradients(m, &r);
             if (!with_weight) r.dweight = NULL;
             route_buffers(m, &r);
             double want[36];
@@ -207,14 +221,15 @@ static void test_differences(kt_maker *m) {
 static void test_stats(kt_maker *m) {
     for (int shape = 0; shape < ROUTE_SHAPES; shape++) {
         route r = make_route(m, shape, false);
-        int64_t G = r.N % 5 == 0 ? 5 : 1, width = 2 + 2 * r.E;
+        set_groups(&r, shape);
+        int64_t G = r.G, width = 2 + 2 * r.E;
         route_buffers(m, &r);
         route_forward(m, &r);
         kt_read(m, r.prob), kt_read(m, r.lse), kt_read(m, r.index);
         double *want = doubles(G * width);
         for (int64_t n = 0; n < r.N; n++) {
             if (!is_valid(&r, n)) continue;
-            double *to = want + n / (r.N / G) * width;
+            double *to = want + group_of(&r, n) * width;
             to[0] += 1;
             to[1] += r.lse->value[n] * r.lse->value[n];
             for (int64_t j = 0; j < r.k; j++) to[2 + (int64_t)r.index->value[n * r.k + j]] += 1;
@@ -222,7 +237,8 @@ static void test_stats(kt_maker *m) {
         }
         kt_tensor *stats = kt_filled(m, TR_F64, G * width, NAN);
         m->k->router_stats(m->s, r.prob->data, r.lse->data, r.index->data,
-                           r.valid ? r.valid->data : NULL, stats->data, r.N, r.E, r.k, G);
+                           r.valid ? r.valid->data : NULL, stats->data, r.first, r.rows, r.N, r.E,
+                           r.k, G);
         kt_check(m, stats, want, 1e-13, "router stats %lldx%lld groups %lld", (long long)r.N,
                  (long long)r.E, (long long)G);
         free(want);
