@@ -20,12 +20,9 @@ void tr_rig_open(tr_rig *rig, const tr_lab *lab, tr_comm *comm, tr_dtype t, int6
                   .stream = device->stream_create(device),
                   .t = t,
                   .scratch = tr_arena_create(&device->allocator, CHUNK),
-                  .B = B,
-                  .S = S,
-                  .S_loc = S / cp,
-                  .N = B * (S / cp),
                   .micro_batches = 1,
                   .loss_scale = 1};
+    tr_env_shape(c, B, S);
     int64_t E = rig->config.num_experts;
     rig->kept = tr_arena_create(&device->allocator, CHUNK);
     c->sums.expert_load = calloc((size_t)E + 1, sizeof *c->sums.expert_load);

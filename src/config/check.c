@@ -66,13 +66,21 @@ static const char *near_multiples(int64_t value, int64_t unit, char *out, size_t
     return out;
 }
 
-/* "1, 2, 4 or 8": the divisors of n, the largest few where there are many. */
-static const char *divisors(int64_t n, char *out, size_t bytes) {
+/* Whether every tensor rank has whole query heads, and key/value heads of its own or one that its
+ * neighbours have too. */
+static bool heads_fit(const tr_model_config *m, int64_t tensor) {
+    int64_t kv = m->num_key_value_heads;
+    return m->num_attention_heads % tensor == 0 && (kv % tensor == 0 || tensor % kv == 0);
+}
+
+/* "1, 2, 4 or 8": the divisors of n, the largest few where there are many; with a model, those that
+ * its heads can be cut into. */
+static const char *divisors_for(const tr_model_config *m, int64_t n, char *out, size_t bytes) {
     enum { MOST = 12 };
     int64_t found[MOST];
     int count = 0;
     for (int64_t d = n; d >= 1 && count < MOST; d--)
-        if (n % d == 0) found[count++] = d;
+        if (n % d == 0 && (!m || heads_fit(m, d))) found[count++] = d;
     size_t at = 0;
     out[0] = 0;
     for (int i = count - 1; i >= 0 && at < bytes; i--) {
@@ -80,6 +88,10 @@ static const char *divisors(int64_t n, char *out, size_t bytes) {
         at += (size_t)snprintf(out + at, bytes - at, "%s%lld", joint, (long long)found[i]);
     }
     return out;
+}
+
+static const char *divisors(int64_t n, char *out, size_t bytes) {
+    return divisors_for(NULL, n, out, bytes);
 }
 
 static int64_t common_divisor(int64_t a, int64_t b) {
@@ -249,12 +261,31 @@ static tr_status check_virtual_stages(const tr_config *config) {
     return status;
 }
 
+static tr_status check_tensor(const tr_config *config) {
+    const tr_model_config *m = &config->model;
+    int64_t tensor = config->parallel.tensor, micro = config->training.micro_batch_size;
+    int64_t length = config->data.sequence_length / config->parallel.context;
+    char fits[256];
+    if (!heads_fit(m, tensor))
+        return refuse(config, "parallel.tensor",
+                      "must divide num_attention_heads %lld, and divide num_key_value_heads %lld "
+                      "or be a multiple of it; use %s",
+                      (long long)m->num_attention_heads, (long long)m->num_key_value_heads,
+                      divisors_for(m, m->num_attention_heads, fits, sizeof fits));
+    if (micro * length % tensor)
+        return refuse(
+            config, "training.micro_batch_size",
+            "* sequence_length / context %lld = %lld rows, which parallel.tensor %lld "
+            "does not divide; use %s here",
+            (long long)length, (long long)(micro * length), (long long)tensor,
+            near_multiples(micro, tensor / common_divisor(length, tensor), fits, sizeof fits));
+    return TR_OK;
+}
+
 static tr_status check_parallel(const tr_config *config) {
     const tr_model_config *m = &config->model;
     int64_t length = config->data.sequence_length, context = config->parallel.context;
     char fits[256];
-    if (config->parallel.tensor > 1)
-        return refuse(config, "parallel.tensor", "is not supported yet; use 1");
     if (config->parallel.pipeline > m->num_hidden_layers)
         return refuse(config, "parallel.pipeline",
                       "is more stages than num_hidden_layers %lld; use 1 to %lld",
@@ -265,6 +296,7 @@ static tr_status check_parallel(const tr_config *config) {
                       "is not a multiple of 2 * context %lld = %lld; use %s", (long long)context,
                       (long long)(2 * context),
                       near_multiples(length, 2 * context, fits, sizeof fits));
+    TR_TRY(check_tensor(config));
     if (config->parallel.expert > 1 && m->num_experts == 0)
         return refuse(config, "parallel.expert",
                       "shares experts among ranks where num_experts is 0; use 1");

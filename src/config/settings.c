@@ -125,7 +125,9 @@ const tr_setting tr_settings[] = {
     {KEY(parallel, expert), TR_KIND_INT, .fallback = "1", WITHIN(1, MAX_HIDDEN),
      .help = "Ranks that share one set of experts; divides num_experts and data * context."},
     {KEY(parallel, tensor), TR_KIND_INT, .fallback = "1", WITHIN(1, MAX_HIDDEN),
-     .help = "Ranks that share a weight; 1, for more is not supported yet."},
+     .help = "Ranks that share the weights of attention, feed-forward, embedding and head, and the "
+             "rows of a micro-batch; divides num_attention_heads, divides or is a multiple of "
+             "num_key_value_heads, and divides micro_batch_size * sequence_length / context."},
     {KEY(parallel, schedule), TR_KIND_ENUM, .fallback = "1f1b",
      .names = "1f1b|gpipe|interleaved|zb_h1|zb_v|dualpipe_v",
      .help = "Order of forwards and backwards in the pipeline: interleaved idles less by more "

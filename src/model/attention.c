@@ -2,19 +2,19 @@
 #include "model/layers.h"
 
 static int64_t declare(tr_registry *r, int64_t layer, const char *what, int64_t out, int64_t in,
-                       double std, int stage) {
-    return tr_linear_declare(r, out, in, std, stage, "model.layers.%lld.self_attn.%s_proj.weight",
-                             (long long)layer, what);
+                       tr_split split, double std, int stage) {
+    return tr_linear_declare(r, out, in, split, std, stage,
+                             "model.layers.%lld.self_attn.%s_proj.weight", (long long)layer, what);
 }
 
 void tr_attention_declare(tr_attention_layer *l, tr_registry *r, const tr_model_config *m,
                           int64_t index, int stage) {
     int64_t H = m->hidden_size, q = m->num_attention_heads * m->head_dim,
             kv = m->num_key_value_heads * m->head_dim;
-    l->q = declare(r, index, "q", q, H, m->initializer_range, stage);
-    l->k = declare(r, index, "k", kv, H, m->initializer_range, stage);
-    l->v = declare(r, index, "v", kv, H, m->initializer_range, stage);
-    l->o = declare(r, index, "o", H, q, tr_residual_std(m), stage);
+    l->q = declare(r, index, "q", q, H, TR_SPLIT_ROWS, m->initializer_range, stage);
+    l->k = declare(r, index, "k", kv, H, TR_SPLIT_HEADS, m->initializer_range, stage);
+    l->v = declare(r, index, "v", kv, H, TR_SPLIT_HEADS, m->initializer_range, stage);
+    l->o = declare(r, index, "o", H, q, TR_SPLIT_COLUMNS, tr_residual_std(m), stage);
 }
 
 static void rotate(const tr_env *c, void *x, int64_t heads, int direction) {
@@ -24,40 +24,44 @@ static void rotate(const tr_env *c, void *x, int64_t heads, int direction) {
 }
 
 void tr_attention_layer_forward(const tr_attention_layer *l, const tr_pass *pass, tr_saved *saved,
-                                const void *x, void *y) {
+                                const void *x_loc, void *y) {
     const tr_env *c = pass->c;
-    int64_t Hq = c->config->num_attention_heads, Hkv = c->config->num_key_value_heads;
-    int64_t kv_elems = c->N * Hkv * c->config->head_dim;
+    int64_t kv_elems = c->N * c->Hkv * c->config->head_dim;
+    const void *x = tr_rows_gather(c, x_loc);
     void *q = tr_save(pass, saved, TR_SAVED_Q);
     char *k = tr_save(pass, saved, TR_SAVED_KV);
     char *v = k + (size_t)kv_elems * tr_dtype_bytes(c->t);
     tr_linear(c, q, c->t, x, tr_param_at(c, l->q), c->N, 0);
     tr_linear(c, k, c->t, x, tr_param_at(c, l->k), c->N, 0);
     tr_linear(c, v, c->t, x, tr_param_at(c, l->v), c->N, 0);
-    rotate(c, q, Hq, +1);
-    rotate(c, k, Hkv, +1);
+    rotate(c, q, c->Hq, +1);
+    rotate(c, k, c->Hkv, +1);
     tr_ring_forward(pass, saved);
-    tr_linear(c, y, c->t, saved->t[TR_SAVED_ATTN], tr_param_at(c, l->o), c->N, 1);
+    tr_partial sum = tr_partial_begin(c, y, true);
+    tr_linear(c, sum.at, sum.t, saved->t[TR_SAVED_ATTN], tr_param_at(c, l->o), c->N, sum.beta);
+    tr_partial_end(c, &sum);
 }
 
 void tr_attention_layer_backward(const tr_attention_layer *l, const tr_pass *pass, tr_saved *saved,
-                                 const void *dy, void *dx) {
+                                 const void *dy_loc, void *dx) {
     const tr_env *c = pass->c;
-    const void *x = saved->t[TR_SAVED_NORM1];
-    int64_t Hq = c->config->num_attention_heads, Hkv = c->config->num_key_value_heads;
-    int64_t q_elems = c->N * Hq * c->config->head_dim, kv_elems = c->N * Hkv * c->config->head_dim;
+    int64_t D = c->config->head_dim, q_elems = c->N * c->Hq * D, kv_elems = c->N * c->Hkv * D;
     if (tr_lost(saved, TR_SAVED_ATTN)) tr_ring_forward(pass, saved); /* selective recomputation */
     void *dout = tr_scratch(c, q_elems, c->t), *dq = tr_scratch(c, q_elems, c->t);
     char *dk = tr_scratch(c, 2 * kv_elems, c->t);
     char *dv = dk + (size_t)kv_elems * tr_dtype_bytes(c->t);
+    const void *dy = tr_rows_gather(c, dy_loc);
     tr_linear_weight(c, tr_param_at(c, l->o), dy, saved->t[TR_SAVED_ATTN], c->N);
-    tr_linear_input(c, dout, dy, tr_param_at(c, l->o), c->N, 0);
+    tr_linear_input(c, dout, c->t, dy, tr_param_at(c, l->o), c->N, 0);
     tr_ring_backward(pass, saved, dout, dq, dk);
-    rotate(c, dq, Hq, -1);
-    rotate(c, dk, Hkv, -1);
-    tr_linear_input(c, dx, dq, tr_param_at(c, l->q), c->N, 0);
-    tr_linear_input(c, dx, dk, tr_param_at(c, l->k), c->N, 1);
-    tr_linear_input(c, dx, dv, tr_param_at(c, l->v), c->N, 1);
+    rotate(c, dq, c->Hq, -1);
+    rotate(c, dk, c->Hkv, -1);
+    tr_partial sum = tr_partial_begin(c, dx, false);
+    tr_linear_input(c, sum.at, sum.t, dq, tr_param_at(c, l->q), c->N, sum.beta);
+    tr_linear_input(c, sum.at, sum.t, dk, tr_param_at(c, l->k), c->N, 1);
+    tr_linear_input(c, sum.at, sum.t, dv, tr_param_at(c, l->v), c->N, 1);
+    tr_partial_end(c, &sum);
+    const void *x = tr_rows_gather(c, saved->t[TR_SAVED_NORM1]);
     tr_linear_weight(c, tr_param_at(c, l->q), dq, x, c->N);
     tr_linear_weight(c, tr_param_at(c, l->k), dk, x, c->N);
     tr_linear_weight(c, tr_param_at(c, l->v), dv, x, c->N);

@@ -36,8 +36,8 @@ static void norm_forward(const tr_pass *pass, tr_saved *saved, const void *x, in
     void *y = tr_save(pass, saved, y_id);
     float *rstd = saved->t[rstd_id]; /* kept when only y is computed again */
     if (!rstd) rstd = tr_save(pass, saved, rstd_id);
-    c->kernels->rmsnorm_forward(c->stream, c->t, y, rstd, x, tr_param_at(c, weight)->weight, c->N,
-                                H, H, (float)c->config->rms_norm_eps);
+    c->kernels->rmsnorm_forward(c->stream, c->t, y, rstd, x, tr_param_at(c, weight)->weight,
+                                c->N_loc, H, H, (float)c->config->rms_norm_eps);
 }
 
 /* d += the gradient through the norm of dy. */
@@ -45,13 +45,14 @@ static void norm_backward(const tr_env *c, void *d, const void *dy, const void *
                           const float *rstd) {
     const tr_param *w = tr_param_at(c, weight);
     int64_t H = c->config->hidden_size;
-    c->kernels->rmsnorm_backward(c->stream, c->t, d, w->grad, dy, x, w->weight, rstd, d, c->N, H,
-                                 H);
+    c->kernels->rmsnorm_backward(c->stream, c->t, d, w->grad, dy, x, w->weight, rstd, d, c->N_loc,
+                                 H, H);
 }
 
 static void copy(const tr_env *c, void *to, const void *from) {
     c->device->copy(c->stream, to, from,
-                    (size_t)(c->N * c->config->hidden_size) * tr_dtype_bytes(c->t), TR_ON_DEVICE);
+                    (size_t)(c->N_loc * c->config->hidden_size) * tr_dtype_bytes(c->t),
+                    TR_ON_DEVICE);
 }
 
 void tr_block_forward(const tr_block_layer *b, const tr_pass *pass, tr_saved *saved, void *y) {
@@ -76,7 +77,7 @@ void tr_block_forward(const tr_block_layer *b, const tr_pass *pass, tr_saved *sa
 
 void tr_block_backward(const tr_block_layer *b, const tr_pass *pass, tr_saved *saved, void *d) {
     const tr_env *c = pass->c;
-    int64_t elems = c->N * c->config->hidden_size;
+    int64_t elems = c->N_loc * c->config->hidden_size;
     tr_pass again = *pass;
     again.recomputing = true;
     tr_arena_mark mark = tr_arena_get_mark(c->scratch);

@@ -15,10 +15,11 @@ typedef struct {
 
 void tr_attention_declare(tr_attention_layer *layer, tr_registry *registry,
                           const tr_model_config *config, int64_t index, int stage);
-/* Collective on the context group. y[N,H] += attention(x[N,H]). */
+/* Collective on the context and tensor groups, as is its backward. y[N_loc,H] +=
+ * attention(x[N_loc,H]). */
 void tr_attention_layer_forward(const tr_attention_layer *layer, const tr_pass *pass,
                                 tr_saved *saved, const void *x, void *y);
-/* Collective on the context group. dx[N,H] = gradient of x, from dy[N,H]. x = the saved NORM1. */
+/* dx[N_loc,H] = gradient of x, from dy[N_loc,H]. x = the saved NORM1. */
 void tr_attention_layer_backward(const tr_attention_layer *layer, const tr_pass *pass,
                                  tr_saved *saved, const void *dy, void *dx);
 
@@ -36,15 +37,15 @@ int64_t tr_ring_position(int64_t S, int cp, int rank, int64_t i);
 /* --- gated feed-forward (SwiGLU) -------------------------------------------------------------- */
 typedef struct {
     int64_t gate, up, down;
-    int64_t width; /* I; 0: there is none */
+    int64_t width; /* of the whole layer; 0: there is none */
 } tr_mlp_layer;
 
 void tr_mlp_declare(tr_mlp_layer *layer, tr_registry *registry, const tr_model_config *config,
                     const char *prefix, int64_t width, int stage);
-/* y[N,H] += mlp(x). */
+/* Collective on the tensor group, as is its backward. y[N_loc,H] += mlp(x). */
 void tr_mlp_forward(const tr_mlp_layer *layer, const tr_pass *pass, tr_saved *saved, const void *x,
                     void *y);
-/* dx[N,H] = gradient of x. */
+/* dx[N_loc,H] = gradient of x. */
 void tr_mlp_backward(const tr_mlp_layer *layer, const tr_pass *pass, tr_saved *saved, const void *x,
                      const void *dy, void *dx);
 
@@ -59,11 +60,11 @@ typedef struct {
 
 void tr_moe_declare(tr_moe_layer *layer, tr_registry *registry, const tr_model_config *config,
                     int64_t index, int64_t moe_index, int stage);
-/* Collective on the expert and context groups. y[N,H] += moe(x). Adds to the step's sums unless
- * recomputing. */
+/* Collective on the expert, context and tensor groups. y[N_loc,H] += moe(x). Adds to the step's
+ * sums unless recomputing. */
 void tr_moe_forward(const tr_moe_layer *layer, const tr_pass *pass, tr_saved *saved, const void *x,
                     void *y);
-/* Collective on the expert group. dx[N,H] = gradient of x. x = the saved NORM2. */
+/* Collective on the expert and tensor groups. dx[N_loc,H] = gradient of x. x = the saved NORM2. */
 void tr_moe_backward(const tr_moe_layer *layer, const tr_pass *pass, tr_saved *saved,
                      const void *dy, void *dx);
 
@@ -71,12 +72,12 @@ void tr_moe_backward(const tr_moe_layer *layer, const tr_pass *pass, tr_saved *s
  * forward: PROB, RLSE, INDEX, WEIGHT, ROW_OF, PAIR_OF, OFFSET from x, and stats. */
 void tr_router_forward(const tr_moe_layer *layer, const tr_pass *pass, tr_saved *saved,
                        const void *x);
-/* dx[N,H] += through the router, from dweight[N,k]; with the balance losses. */
+/* dx[N_loc,H] += through the router, from dweight[N_loc,k]; with the balance losses. */
 void tr_router_backward(const tr_moe_layer *layer, const tr_pass *pass, const tr_saved *saved,
                         const void *x, const float *dweight, void *dx);
 /* Local. Groups over which balance is measured in a micro-batch: 1, or its sequences. */
 int64_t tr_router_groups(const tr_env *c);
-/* Collective on the replica group, scope global_batch: replaces the stats of every saved
+/* Collective on the stage, scope global_batch: replaces the stats of every saved
  * micro-batch by the sums over all of the step's. */
 void tr_router_global_stats(tr_env *c, tr_saved **saved, int64_t count);
 
@@ -92,9 +93,10 @@ typedef struct {
 
 void tr_block_declare(tr_block_layer *block, tr_registry *registry, const tr_model_config *config,
                       int64_t index, int64_t moe_index, int stage);
-/* y[N,H] = block(saved X). */
+/* Collective on the expert, context and tensor groups, as is its backward. y[N_loc,H] = block(saved
+ * X). */
 void tr_block_forward(const tr_block_layer *block, const tr_pass *pass, tr_saved *saved, void *y);
-/* d[N,H]: the gradient of the output becomes, in place, that of the input. */
+/* d[N_loc,H]: the gradient of the output becomes, in place, that of the input. */
 void tr_block_backward(const tr_block_layer *block, const tr_pass *pass, tr_saved *saved, void *d);
 
 /* --- final norm and head, fused with the cross-entropy
@@ -106,16 +108,17 @@ typedef struct {
 } tr_head_layer;
 
 typedef struct {
-    float *rstd; /* [N] */
-    void *dnorm; /* [N,H] gradient of the normed input */
+    float *rstd; /* [N_loc] */
+    void *dnorm; /* [N_loc,H] gradient of the normed input */
 } tr_head_saved;
 
+/* Collective on the tensor group. x[N_loc,H], label[N]. */
 void tr_head_forward(const tr_head_layer *head, const tr_pass *pass, tr_head_saved *saved,
                      const void *x, const int32_t *label);
-/* dx[N,H] = . */
+/* dx[N_loc,H] = . */
 void tr_head_backward(const tr_head_layer *head, const tr_pass *pass, const tr_head_saved *saved,
                       const void *x, void *dx);
 /* Scratch bytes of a training forward. */
 int64_t tr_head_scratch_bytes(const tr_env *c);
-/* Logits [V] of row n, for sampling. Device memory in scratch. */
+/* One tensor rank. Logits [V] of row n, for sampling. Device memory in scratch. */
 float *tr_head_logits(const tr_head_layer *head, const tr_pass *pass, const void *x, int64_t n);

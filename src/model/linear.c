@@ -5,10 +5,11 @@
 #include <stdarg.h>
 #include <stdio.h>
 
-int64_t tr_linear_declare(tr_registry *r, int64_t out, int64_t in, double std, int stage,
-                          const char *format, ...) {
+int64_t tr_linear_declare(tr_registry *r, int64_t out, int64_t in, tr_split split, double std,
+                          int stage, const char *format, ...) {
     tr_param_decl d = {.ndim = 2,
                        .shape = {out, in},
+                       .split = split,
                        .init = TR_INIT_NORMAL,
                        .init_std = (float)std,
                        .decay = true,
@@ -27,7 +28,7 @@ double tr_residual_std(const tr_model_config *m) {
 
 void tr_linear(const tr_env *c, void *y, tr_dtype y_t, const void *x, const tr_param *w, int64_t N,
                float beta) {
-    int64_t out = w->decl.shape[0], in = w->decl.shape[1];
+    int64_t out = w->box.extent[0], in = w->box.extent[1];
     c->kernels->gemm(c->stream, &(tr_gemm){.M = N,
                                            .N = out,
                                            .K = in,
@@ -43,9 +44,9 @@ void tr_linear(const tr_env *c, void *y, tr_dtype y_t, const void *x, const tr_p
                                            .beta = beta});
 }
 
-void tr_linear_input(const tr_env *c, void *dx, const void *dy, const tr_param *w, int64_t N,
-                     float beta) {
-    int64_t out = w->decl.shape[0], in = w->decl.shape[1];
+void tr_linear_input(const tr_env *c, void *dx, tr_dtype dx_t, const void *dy, const tr_param *w,
+                     int64_t N, float beta) {
+    int64_t out = w->box.extent[0], in = w->box.extent[1];
     c->kernels->gemm(c->stream, &(tr_gemm){.M = N,
                                            .N = in,
                                            .K = out,
@@ -56,13 +57,13 @@ void tr_linear_input(const tr_env *c, void *dx, const void *dy, const tr_param *
                                            .C = dx,
                                            .ldc = in,
                                            .ab = c->t,
-                                           .c = c->t,
+                                           .c = dx_t,
                                            .beta = beta});
 }
 
 void tr_linear_weight(const tr_env *c, const tr_param *w, const void *dy, const void *x,
                       int64_t N) {
-    int64_t out = w->decl.shape[0], in = w->decl.shape[1];
+    int64_t out = w->box.extent[0], in = w->box.extent[1];
     c->kernels->gemm(c->stream, &(tr_gemm){.M = out,
                                            .N = in,
                                            .K = N,

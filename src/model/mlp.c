@@ -7,43 +7,52 @@ void tr_mlp_declare(tr_mlp_layer *l, tr_registry *r, const tr_model_config *m, c
     double std = m->initializer_range;
     l->width = width;
     if (width == 0) return;
-    l->gate = tr_linear_declare(r, width, H, std, stage, "%s.gate_proj.weight", prefix);
-    l->up = tr_linear_declare(r, width, H, std, stage, "%s.up_proj.weight", prefix);
-    l->down =
-        tr_linear_declare(r, H, width, tr_residual_std(m), stage, "%s.down_proj.weight", prefix);
+    l->gate =
+        tr_linear_declare(r, width, H, TR_SPLIT_ROWS, std, stage, "%s.gate_proj.weight", prefix);
+    l->up = tr_linear_declare(r, width, H, TR_SPLIT_ROWS, std, stage, "%s.up_proj.weight", prefix);
+    l->down = tr_linear_declare(r, H, width, TR_SPLIT_COLUMNS, tr_residual_std(m), stage,
+                                "%s.down_proj.weight", prefix);
 }
 
-static void activate(const tr_mlp_layer *l, const tr_pass *pass, tr_saved *saved) {
+static void activate(const tr_pass *pass, tr_saved *saved) {
     const tr_env *c = pass->c;
     void *act = tr_save(pass, saved, TR_SAVED_ACT);
     c->kernels->swiglu_forward(c->stream, c->t, act, saved->t[TR_SAVED_GATE], saved->t[TR_SAVED_UP],
-                               (tr_rows){c->N, NULL}, l->width);
+                               (tr_rows){c->N, NULL}, saved->width);
 }
 
-void tr_mlp_forward(const tr_mlp_layer *l, const tr_pass *pass, tr_saved *saved, const void *x,
+void tr_mlp_forward(const tr_mlp_layer *l, const tr_pass *pass, tr_saved *saved, const void *x_loc,
                     void *y) {
     const tr_env *c = pass->c;
+    const void *x = tr_rows_gather(c, x_loc);
     void *gate = tr_save(pass, saved, TR_SAVED_GATE);
     void *up = tr_save(pass, saved, TR_SAVED_UP);
     tr_linear(c, gate, c->t, x, tr_param_at(c, l->gate), c->N, 0);
     tr_linear(c, up, c->t, x, tr_param_at(c, l->up), c->N, 0);
-    activate(l, pass, saved);
+    activate(pass, saved);
     if (pass->recomputing) return; /* nobody reads the output again */
-    tr_linear(c, y, c->t, saved->t[TR_SAVED_ACT], tr_param_at(c, l->down), c->N, 1);
+    tr_partial sum = tr_partial_begin(c, y, true);
+    tr_linear(c, sum.at, sum.t, saved->t[TR_SAVED_ACT], tr_param_at(c, l->down), c->N, sum.beta);
+    tr_partial_end(c, &sum);
 }
 
-void tr_mlp_backward(const tr_mlp_layer *l, const tr_pass *pass, tr_saved *saved, const void *x,
-                     const void *dy, void *dx) {
+void tr_mlp_backward(const tr_mlp_layer *l, const tr_pass *pass, tr_saved *saved, const void *x_loc,
+                     const void *dy_loc, void *dx) {
     const tr_env *c = pass->c;
+    int64_t I = saved->width;
     tr_arena_mark mark = tr_arena_get_mark(c->scratch);
-    if (tr_lost(saved, TR_SAVED_ACT)) activate(l, pass, saved); /* selective recomputation */
-    void *dgate = tr_scratch(c, c->N * l->width, c->t), *dup = tr_scratch(c, c->N * l->width, c->t);
+    if (tr_lost(saved, TR_SAVED_ACT)) activate(pass, saved); /* selective recomputation */
+    void *dgate = tr_scratch(c, c->N * I, c->t), *dup = tr_scratch(c, c->N * I, c->t);
+    const void *dy = tr_rows_gather(c, dy_loc);
     tr_linear_weight(c, tr_param_at(c, l->down), dy, saved->t[TR_SAVED_ACT], c->N);
-    tr_linear_input(c, dgate, dy, tr_param_at(c, l->down), c->N, 0); /* d act, then in place */
+    tr_linear_input(c, dgate, c->t, dy, tr_param_at(c, l->down), c->N, 0); /* d act, in place */
     c->kernels->swiglu_backward(c->stream, c->t, dgate, dup, dgate, saved->t[TR_SAVED_GATE],
-                                saved->t[TR_SAVED_UP], (tr_rows){c->N, NULL}, l->width);
-    tr_linear_input(c, dx, dgate, tr_param_at(c, l->gate), c->N, 0);
-    tr_linear_input(c, dx, dup, tr_param_at(c, l->up), c->N, 1);
+                                saved->t[TR_SAVED_UP], (tr_rows){c->N, NULL}, I);
+    tr_partial sum = tr_partial_begin(c, dx, false);
+    tr_linear_input(c, sum.at, sum.t, dgate, tr_param_at(c, l->gate), c->N, sum.beta);
+    tr_linear_input(c, sum.at, sum.t, dup, tr_param_at(c, l->up), c->N, 1);
+    tr_partial_end(c, &sum);
+    const void *x = tr_rows_gather(c, x_loc);
     tr_linear_weight(c, tr_param_at(c, l->gate), dgate, x, c->N);
     tr_linear_weight(c, tr_param_at(c, l->up), dup, x, c->N);
     tr_arena_release(c->scratch, mark);

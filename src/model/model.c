@@ -42,6 +42,7 @@ static void declare(tr_model *model, const tr_model_config *m, int pp) {
     tr_param_decl embedding = {.name = "model.embed_tokens.weight",
                                .ndim = 2,
                                .shape = {m->vocab_size, m->hidden_size},
+                               .split = TR_SPLIT_ROWS,
                                .init = TR_INIT_NORMAL,
                                .init_std = (float)m->initializer_range,
                                .decay = true,
@@ -108,6 +109,7 @@ static void slot_free(tr_model *model, slot_state *s) {
 static void shape_free(tr_model *model) {
     for (int64_t i = 0; i < model->nslots; i++) slot_free(model, &model->slots[i]);
     free(model->slots);
+    tr_tensor_close(&model->env);
     tr_arena_destroy(model->persistent);
     model->slots = NULL;
     model->persistent = NULL;
@@ -177,10 +179,8 @@ static void positions(tr_model *model) {
 void tr_model_shape(tr_model *model, int64_t slots, int64_t B, int64_t S) {
     tr_env *c = &model->env;
     shape_free(model);
-    c->B = B;
-    c->S = S;
-    c->S_loc = S / c->grid->at.shape.context;
-    c->N = B * c->S_loc;
+    tr_env_shape(c, B, S);
+    tr_tensor_open(c);
     model->persistent = tr_arena_create(&c->device->allocator, CHUNK);
     positions(model);
     model->slots = calloc((size_t)slots, sizeof *model->slots);
@@ -240,15 +240,40 @@ void tr_model_load(tr_model *model, int64_t slot, const tr_micro_batch *batch) {
     c->device->stream_wait(c->stream);
 }
 
+static tr_pass pass_of(tr_env *c, const slot_state *s, bool training) {
+    return (tr_pass){
+        .c = c, .kept = s->kept, .valid = s->valid + c->first_row, .training = training};
+}
+
+/* Each tensor rank looks up the tokens that its part of the table has; the others' rows are 0. */
+static void embed(const tr_model *model, const slot_state *s) {
+    const tr_env *c = &model->env;
+    const tr_param *w = tr_param_at(c, model->embedding);
+    int64_t H = c->config->hidden_size;
+    tr_arena_mark mark = tr_arena_get_mark(c->scratch);
+    tr_partial sum = tr_partial_begin(c, s->input, false);
+    void *rows = sum.t == c->t ? sum.at : tr_scratch(c, c->N * H, c->t);
+    c->kernels->embedding_forward(c->stream, c->t, rows, s->token, w->weight, w->box.offset[0],
+                                  w->box.extent[0], c->N, H);
+    if (rows != sum.at) c->kernels->cast(c->stream, sum.t, sum.at, c->t, rows, c->N * H);
+    tr_partial_end(c, &sum);
+    tr_arena_release(c->scratch, mark);
+}
+
+static void embed_backward(const tr_model *model, const slot_state *s) {
+    const tr_env *c = &model->env;
+    const tr_param *w = tr_param_at(c, model->embedding);
+    const void *dy = tr_rows_gather(c, s->gradient);
+    c->kernels->embedding_backward(c->stream, c->t, w->grad, s->token, dy, w->box.offset[0],
+                                   w->box.extent[0], c->N, c->config->hidden_size);
+}
+
 void tr_model_forward(tr_model *model, int64_t slot, bool training) {
     tr_env *c = &model->env;
     slot_state *s = &model->slots[slot];
-    int64_t H = c->config->hidden_size;
-    tr_pass pass = {.c = c, .kept = s->kept, .valid = s->valid, .training = training};
+    tr_pass pass = pass_of(c, s, training);
     tr_arena_reset(s->kept);
-    if (model->first)
-        c->kernels->embedding_forward(c->stream, c->t, s->input, s->token,
-                                      tr_param_at(c, model->embedding)->weight, c->N, H);
+    if (model->first) embed(model, s);
     void *x = s->input;
     for (int64_t i = 0; i < model->layers.count; i++) {
         tr_saved *saved = &s->block[i];
@@ -266,13 +291,11 @@ void tr_model_forward(tr_model *model, int64_t slot, bool training) {
 void tr_model_backward(tr_model *model, int64_t slot) {
     tr_env *c = &model->env;
     slot_state *s = &model->slots[slot];
-    tr_pass pass = {.c = c, .kept = s->kept, .valid = s->valid, .training = true};
+    tr_pass pass = pass_of(c, s, true);
     if (model->last) tr_head_backward(&model->head, &pass, &s->head, s->output, s->gradient);
     for (int64_t i = model->layers.count; i-- > 0;)
         tr_block_backward(&model->blocks[i], &pass, &s->block[i], s->gradient);
-    if (model->first)
-        c->kernels->embedding_backward(c->stream, c->t, tr_param_at(c, model->embedding)->grad,
-                                       s->token, s->gradient, c->N, c->config->hidden_size);
+    if (model->first) embed_backward(model, s);
 }
 
 void tr_model_all_forwards_done(tr_model *model, int64_t slots) {
@@ -305,13 +328,13 @@ void *tr_model_gradient(tr_model *model, int64_t slot) {
 
 int64_t tr_model_boundary_bytes(const tr_model *model) {
     const tr_env *c = &model->env;
-    return c->N * c->config->hidden_size * (int64_t)tr_dtype_bytes(c->t);
+    return c->N_loc * c->config->hidden_size * (int64_t)tr_dtype_bytes(c->t);
 }
 
 void tr_model_logits(tr_model *model, int64_t n, float *logits) {
     tr_env *c = &model->env;
     slot_state *s = &model->slots[0];
-    tr_pass pass = {.c = c, .kept = s->kept, .valid = s->valid};
+    tr_pass pass = pass_of(c, s, false);
     tr_arena_mark mark = tr_arena_get_mark(c->scratch);
     float *device_logits = tr_head_logits(&model->head, &pass, s->output, n);
     c->device->copy(c->stream, logits, device_logits, (size_t)c->config->vocab_size * sizeof(float),
@@ -321,7 +344,7 @@ void tr_model_logits(tr_model *model, int64_t n, float *logits) {
 }
 
 int64_t tr_model_activation_bytes(const tr_model *model) {
-    size_t bytes = tr_arena_peak_bytes(model->env.scratch);
+    size_t bytes = tr_arena_peak_bytes(model->env.scratch) + (size_t)tr_tensor_bytes(&model->env);
     if (model->persistent) bytes += tr_arena_peak_bytes(model->persistent);
     for (int64_t i = 0; i < model->nslots; i++) bytes += tr_arena_peak_bytes(model->slots[i].kept);
     return (int64_t)bytes;
@@ -329,8 +352,8 @@ int64_t tr_model_activation_bytes(const tr_model *model) {
 
 int64_t tr_model_plan_activations(const tr_model *model, int64_t slots, int64_t B, int64_t S) {
     tr_env c = model->env;
-    c.N = B * (S / c.grid->at.shape.context);
-    int64_t H = c.config->hidden_size, t = (int64_t)tr_dtype_bytes(c.t), boundary = c.N * H * t;
+    tr_env_shape(&c, B, S);
+    int64_t H = c.config->hidden_size, t = (int64_t)tr_dtype_bytes(c.t), boundary = c.N_loc * H * t;
     int64_t a_slot = 3 * boundary + 9 * c.N, scratch = 0;
     for (int64_t i = 0; i < model->layers.count; i++) {
         const tr_block_layer *b = &model->blocks[i];
@@ -341,7 +364,7 @@ int64_t tr_model_plan_activations(const tr_model *model, int64_t slots, int64_t 
         a_slot += kept;
     }
     int64_t head = tr_head_scratch_bytes(&c);
-    if (model->last) a_slot += boundary + 4 * c.N;
+    if (model->last) a_slot += boundary + 4 * c.N_loc;
     if (model->last && head > scratch) scratch = head;
-    return slots * a_slot + scratch;
+    return slots * a_slot + scratch + tr_tensor_bytes(&c);
 }

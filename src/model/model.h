@@ -23,7 +23,8 @@ typedef struct {
 } tr_model_sums;
 
 /* Told of each training forward of a MoE layer (its number among the MoE layers) of the micro-batch
- * that was loaded last. Host memory: index [N,k] chosen experts (-1: pad), prob [N,E]. */
+ * that was loaded last. Host memory, this tensor rank's rows: index [N_loc,k] chosen experts (-1:
+ * pad), prob [N_loc,E]. */
 typedef void (*tr_watch_routing)(void *self, int64_t moe_index, const int32_t *index,
                                  const float *prob);
 
@@ -32,7 +33,8 @@ tr_model *tr_model_create(const tr_config *config, const tr_grid *grid, tr_devic
 void tr_model_destroy(tr_model *model); /* Collective on the world. NULL-safe */
 tr_registry *tr_model_registry(tr_model *model);
 
-/* Local. Memory for `slots` micro-batches of B sequences of length S (global). After seal. */
+/* Collective on the tensor group. Memory for `slots` micro-batches of B sequences of length S
+ * (global). After seal. */
 void tr_model_shape(tr_model *model, int64_t slots, int64_t B, int64_t S);
 
 int64_t tr_model_moe_layers(const tr_model_config *config);
@@ -48,25 +50,26 @@ void tr_model_sums_get(tr_model *model, tr_model_sums *sums);
 
 /* Local. The micro-batch that slot works on. */
 void tr_model_load(tr_model *model, int64_t slot, const tr_micro_batch *batch);
-/* Collective on the expert and context groups of the stage. Reads the boundary input (first stage:
- * tokens), writes the boundary output (last stage: the loss). */
+/* Collective on the expert, context and tensor groups of the stage. Reads the boundary input (first
+ * stage: tokens), writes the boundary output (last stage: the loss). */
 void tr_model_forward(tr_model *model, int64_t slot, bool training);
 /* Likewise. The boundary gradient goes from that of the output to that of the input, in place. */
 void tr_model_backward(tr_model *model, int64_t slot);
-/* Collective on the replica group. With router_aux_loss_scope global_batch: called between the last
+/* Collective on the stage. With router_aux_loss_scope global_batch: called between the last
  * forward and the first backward; `slots` micro-batches are waiting. Else does nothing. */
 void tr_model_all_forwards_done(tr_model *model, int64_t slots);
 
 /* Local. From now on `watch` sees the routing of training forwards; NULL ends it. Costs copies. */
 void tr_model_watch_routing(tr_model *model, tr_watch_routing watch, void *self);
 
-/* Device buffers [N, H] that cross stages. */
+/* Device buffers [N_loc, H] that cross stages: this tensor rank's rows. */
 void *tr_model_input(tr_model *model, int64_t slot);
 void *tr_model_output(tr_model *model, int64_t slot);
 void *tr_model_gradient(tr_model *model, int64_t slot);
 int64_t tr_model_boundary_bytes(const tr_model *model);
 
-/* Local, one stage. After a forward without training: logits [V] at row n of slot 0, host memory.
+/* Local, one stage and tensor rank. After a forward without training: logits [V] at row n of slot
+ * 0, host memory.
  */
 void tr_model_logits(tr_model *model, int64_t n, float *logits);
 

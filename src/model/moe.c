@@ -1,7 +1,8 @@
 /* moe.c - a mixture-of-experts layer: route, permute, experts, un-permute, weighted sum.
  * Floor: model.
  *
- * Experts are split over the expert group. With one rank there, rows go straight to the experts and
+ * Tensor ranks route their own rows, each among the experts of its own expert group. Experts are
+ * split over the expert group. With one rank there, rows go straight to the experts and
  * nobody but the device knows how many each gets; with more, counts then rows cross by all-to-all,
  * while the shared expert computes. */
 #include "model/layers.h"
@@ -31,8 +32,8 @@ void tr_moe_declare(tr_moe_layer *l, tr_registry *r, const tr_model_config *m, i
     char shared[64];
     snprintf(shared, sizeof shared, "model.layers.%lld.mlp.shared_experts", (long long)index);
     l->moe_index = moe_index;
-    l->router = tr_linear_declare(r, E, H, std, stage, "model.layers.%lld.mlp.gate.weight",
-                                  (long long)index);
+    l->router = tr_linear_declare(r, E, H, TR_SPLIT_NONE, std, stage,
+                                  "model.layers.%lld.mlp.gate.weight", (long long)index);
     l->gate = declare_experts(r, index, "gate", E, I, H, std, stage);
     l->up = declare_experts(r, index, "up", E, I, H, std, stage);
     l->down = declare_experts(r, index, "down", E, H, I, out_std, stage);
@@ -79,7 +80,7 @@ static bool crosses(const tr_env *c) {
 static tr_rows expert_rows(const tr_env *c, const tr_saved *saved) {
     if (crosses(c)) return (tr_rows){saved->rows_here, NULL};
     const int64_t *offset = saved->t[TR_SAVED_OFFSET];
-    return (tr_rows){c->N * c->config->num_experts_per_tok, offset + c->config->num_experts};
+    return (tr_rows){c->N_loc * c->config->num_experts_per_tok, offset + c->config->num_experts};
 }
 
 static const int64_t *expert_offsets(const tr_env *c, const tr_saved *saved) {
@@ -205,7 +206,7 @@ void tr_moe_forward(const tr_moe_layer *l, const tr_pass *pass, tr_saved *saved,
     experts_forward(l, pass, saved, out);
     if (crosses(c)) tr_end(back_begin(c, saved, out, ye).request);
     c->kernels->combine_rows(c->stream, c->t, y, ye, saved->t[TR_SAVED_ROW_OF],
-                             saved->t[TR_SAVED_WEIGHT], 1, c->N, k, H);
+                             saved->t[TR_SAVED_WEIGHT], 1, c->N_loc, k, H);
     /* under recomputation tensors of the experts stay in scratch until the block is done */
     if (!pass->recomputing && c->recompute == TR_RECOMPUTE_NONE) tr_arena_release(c->scratch, mark);
 }
@@ -216,18 +217,18 @@ void tr_moe_backward(const tr_moe_layer *l, const tr_pass *pass, tr_saved *saved
     const void *x = saved->t[TR_SAVED_NORM2];
     int64_t H = c->config->hidden_size, k = c->config->num_experts_per_tok;
     tr_rows sent = source_rows(c, saved), here = expert_rows(c, saved);
-    float *dweight = tr_scratch(c, c->N * k, TR_F32);
+    float *dweight = tr_scratch(c, c->N_loc * k, TR_F32);
     void *dye = tr_scratch(c, sent.max * H, c->t), *dxe = tr_scratch(c, here.max * H, c->t);
     c->kernels->gather_rows(c->stream, c->t, dye, dy, saved->t[TR_SAVED_PAIR_OF], k,
                             saved->t[TR_SAVED_WEIGHT], sent, H);
     crossing go = {0};
     if (crosses(c)) go = go_begin(c, saved, dye);
     c->kernels->combine_rows_weight(c->stream, c->t, dweight, dy, saved->t[TR_SAVED_YE],
-                                    saved->t[TR_SAVED_ROW_OF], c->N, k, H);
+                                    saved->t[TR_SAVED_ROW_OF], c->N_loc, k, H);
     if (l->shared.width)
         tr_mlp_backward(&l->shared, pass, saved, x, dy, dx);
     else
-        c->device->zero(c->stream, dx, (size_t)(c->N * H) * tr_dtype_bytes(c->t));
+        c->device->zero(c->stream, dx, (size_t)(c->N_loc * H) * tr_dtype_bytes(c->t));
     tr_router_backward(l, pass, saved, x, dweight, dx);
     void *dhere = dye, *dsource = dxe;
     if (crosses(c)) {
@@ -237,6 +238,6 @@ void tr_moe_backward(const tr_moe_layer *l, const tr_pass *pass, tr_saved *saved
     }
     experts_backward(l, pass, saved, dhere, dxe);
     if (crosses(c)) tr_end(back_begin(c, saved, dxe, dsource).request);
-    c->kernels->combine_rows(c->stream, c->t, dx, dsource, saved->t[TR_SAVED_ROW_OF], NULL, 1, c->N,
-                             k, H);
+    c->kernels->combine_rows(c->stream, c->t, dx, dsource, saved->t[TR_SAVED_ROW_OF], NULL, 1,
+                             c->N_loc, k, H);
 }

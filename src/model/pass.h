@@ -2,7 +2,8 @@
  * tensors a block saves for its backward. Floor: model.
  *
  * Legend: B sequences of the micro-batch, S_loc positions of this context rank, N = B*S_loc rows,
- * H hidden_size, Hq/Hkv heads, D head_dim, I intermediate size, E experts, k experts a token,
+ * N_loc = N / tensor ranks of them on this one, H hidden_size, Hq/Hkv heads of this tensor rank,
+ * D head_dim, I intermediate size (of this tensor rank, where split), E experts, k experts a token,
  * R rows in expert order, V vocabulary. Activations have the compute type t. */
 #pragma once
 #include "config/config.h"
@@ -14,6 +15,13 @@ typedef struct {
     double aux_loss, z_loss; /* coefficient-weighted, averaged over the step's micro-batches */
     double *expert_load;     /* [MoE layers of the model, E] choices of this rank's tokens */
 } tr_step_sums;
+
+/* Memory through which rows cross the tensor group (tensor.c), mapped by its ranks on this node;
+ * NULL when this rank is alone. */
+typedef struct {
+    void *rows;     /* [N,H] type t */
+    float *partial; /* [N,H] */
+} tr_tensor_buffers;
 
 /* One per rank: everything that stays the same over micro-batches. All pointers but the arrays of
  * this file's own are borrowed. */
@@ -27,8 +35,11 @@ typedef struct {
     tr_dtype t;
     tr_recompute recompute;
     tr_arena *scratch; /* temporaries; marked and released inside each layer */
-    /* the shape of a micro-batch (tr_model_shape) */
+    /* the shape of a micro-batch (tr_env_shape) */
     int64_t B, S, S_loc, N;
+    int64_t N_loc, first_row; /* this tensor rank's rows of the N */
+    int64_t Hq, Hkv;
+    tr_tensor_buffers tensor;
     int32_t *position; /* device [N] global positions */
     float *freq;       /* device [D/2] rotary frequencies */
     /* the step (tr_model_begin_step) */
@@ -44,7 +55,7 @@ typedef struct {
 typedef struct {
     tr_env *c;
     tr_arena *kept;       /* what the backward needs; reset when the micro-batch is done */
-    const uint8_t *valid; /* device [N]; 0 for pads */
+    const uint8_t *valid; /* device [N_loc]; 0 for pads */
     bool training;        /* false: nothing is kept */
     bool recomputing;     /* a forward run again inside the backward */
 } tr_pass;
@@ -86,17 +97,17 @@ typedef enum {
 
 typedef struct {
     void *t[TR_SAVED_COUNT]; /* device; NULL when not kept */
-    int64_t width;           /* of the dense or shared feed-forward, 0: none */
+    int64_t width;           /* I of the dense or shared feed-forward */
     /* host, MoE: rows to and from each expert rank, and balance sums */
     int64_t *send_rows, *recv_rows; /* [ep] */
     int64_t rows_sent, rows_here;   /* R at the source and at the experts, or a bound of it */
-    double *stats;                  /* [G, 2+2E], summed over the context group */
+    double *stats;                  /* [G, 2+2E], summed over the whole micro-batch */
     float *balance;                 /* [G, E+1] gradients of the balance losses */
     double micro_tokens;            /* scope global_batch: tokens of this micro-batch alone */
 } tr_saved;
 
-/* Local. Host memory of a block's record: `width` of its dense or shared feed-forward (0: none),
- * and what experts need. */
+/* Local. Host memory of a block's record: `width` of its dense or shared feed-forward (whole; 0:
+ * none), and what experts need. */
 void tr_saved_init(const tr_env *c, tr_saved *saved, bool is_moe, int64_t width);
 void tr_saved_fini(tr_saved *saved);
 /* Local. Memory for one saved tensor: kept or scratch, by the table; remembers it in `saved`. */
@@ -117,10 +128,42 @@ static inline void *tr_scratch(const tr_env *c, int64_t elems, tr_dtype t) {
     return tr_arena_alloc(c->scratch, (size_t)elems * tr_dtype_bytes(t));
 }
 
-/* Linear layers without bias, weights [out,in] as Hugging Face stores them (linear.c).
+/* --- the tensor group (tensor.c) -----------------------------------------------------------------
+ * Between layers a rank holds N_loc consecutive rows; attention and feed-forward gather all N
+ * before their first product and add up their last one's parts (Korthikanti et al. 2022, "Reducing
+ * Activation Recomputation"). Alone, these copy and add nothing. */
+
+/* Local. The numbers of rows and heads of micro-batches of B sequences of length S. */
+void tr_env_shape(tr_env *c, int64_t B, int64_t S);
+/* Collective on the tensor group. Memory for that shape. */
+void tr_tensor_open(tr_env *c);
+void tr_tensor_close(tr_env *c);
+int64_t tr_tensor_bytes(const tr_env *c); /* of it */
+
+/* Collective on the tensor group. All rows [N,H] from each rank's x[N_loc,H]; the memory is good
+ * until the next call. */
+const void *tr_rows_gather(const tr_env *c, const void *x);
+
+/* A sum over the tensor group that products build up: what each computes of all N rows, in fp32.
+ * The first product into `at` takes `beta`, later ones 1. */
+typedef struct {
+    void *at; /* [N,H] type t */
+    tr_dtype t;
+    float beta;
+    void *out;
+    bool add;
+} tr_partial;
+/* Local. out[N_loc,H] = (add: +=) the sum, once ended; one at a time. */
+tr_partial tr_partial_begin(const tr_env *c, void *out, bool add);
+/* Collective on the tensor group. */
+void tr_partial_end(const tr_env *c, const tr_partial *partial);
+
+/* Linear layers without bias, weights [out,in] as Hugging Face stores them (linear.c); the products
+ * are over this rank's part of the weight.
  * Declares one, initialised by a normal distribution; the name as printf makes it. */
-int64_t tr_linear_declare(tr_registry *registry, int64_t out, int64_t in, double std, int stage,
-                          const char *format, ...) __attribute__((format(printf, 6, 7)));
+int64_t tr_linear_declare(tr_registry *registry, int64_t out, int64_t in, tr_split split,
+                          double std, int stage, const char *format, ...)
+    __attribute__((format(printf, 7, 8)));
 /* Standard deviation of projections that end a residual branch: initializer_range / sqrt(2 layers)
  * (Radford et al. 2019, GPT-2). */
 double tr_residual_std(const tr_model_config *config);
@@ -128,8 +171,8 @@ double tr_residual_std(const tr_model_config *config);
 void tr_linear(const tr_env *c, void *y, tr_dtype y_t, const void *x, const tr_param *w, int64_t N,
                float beta);
 /* dx[N,in] = beta*dx + dy[N,out] W */
-void tr_linear_input(const tr_env *c, void *dx, const void *dy, const tr_param *w, int64_t N,
-                     float beta);
+void tr_linear_input(const tr_env *c, void *dx, tr_dtype dx_t, const void *dy, const tr_param *w,
+                     int64_t N, float beta);
 /* The queue of weight gradients, drained at once: dW[out,in] += dy^T x. The one place where a
  * linear layer's weight gradient is computed. */
 void tr_linear_weight(const tr_env *c, const tr_param *w, const void *dy, const void *x, int64_t N);

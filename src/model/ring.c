@@ -30,8 +30,8 @@ static ring ring_of(const tr_env *c) {
               .comm = comm,
               .cp = tr_comm_size(comm),
               .rank = tr_comm_rank(comm),
-              .Hq = m->num_attention_heads,
-              .Hkv = m->num_key_value_heads,
+              .Hq = c->Hq,
+              .Hkv = c->Hkv,
               .D = m->head_dim};
     r.next = (r.rank + 1) % r.cp;
     r.prev = (r.rank + r.cp - 1) % r.cp;
@@ -214,7 +214,7 @@ void tr_ring_backward(const tr_pass *pass, const tr_saved *saved, const void *do
         c->device->zero(c->stream, sum, (size_t)dkv_bytes);
         backward_block(&r, saved, (r.rank - step + r.cp) % r.cp, kv, dout, dq, sum);
         end(grads);
-        if (step > 0) c->kernels->add(c->stream, TR_F32, travel[step % 2], here, kv2);
+        if (step > 0) c->kernels->add(c->stream, TR_F32, travel[step % 2], TR_F32, here, kv2);
         end(keys);
         kv = buffer[step % 2];
     }

@@ -4,8 +4,9 @@
  * Softmax top-k routing (Shazeer et al. 2017; Mixtral, Qwen-MoE), auxiliary loss
  * alpha*E*sum f_i P_i (Switch Transformer, Fedus et al. 2021, eq. 4, with f over k choices) and z
  * loss c*mean lse^2 (ST-MoE, Zoph et al. 2022, eq. 5). Balance is measured over the tokens of a
- * micro-batch (summed over the context group), of each sequence, or of the whole step; pads do not
- * count and are not routed. Capacity counts per sequence, so every grid drops the same tokens. */
+ * micro-batch (summed over the ranks that share it), of each sequence, or of the whole step; pads
+ * do not count and are not routed. Capacity counts per sequence, so every grid drops the same
+ * tokens. */
 #include "model/layers.h"
 
 #include <math.h>
@@ -38,16 +39,16 @@ static void measure(const tr_moe_layer *l, const tr_pass *pass, tr_saved *saved)
     size_t bytes = (size_t)(G * width) * sizeof(double);
     double *device_stats = tr_scratch(c, G * width, TR_F64);
     c->kernels->router_stats(c->stream, saved->t[TR_SAVED_PROB], saved->t[TR_SAVED_RLSE],
-                             saved->t[TR_SAVED_INDEX], pass->valid, device_stats, c->N, E,
-                             c->config->num_experts_per_tok, G);
+                             saved->t[TR_SAVED_INDEX], pass->valid, device_stats, c->first_row,
+                             c->N / G, c->N_loc, E, c->config->num_experts_per_tok, G);
     c->device->copy(c->stream, saved->stats, device_stats, bytes, TR_TO_HOST);
     c->device->stream_wait(c->stream);
     for (int64_t g = 0; g < G; g++)
         for (int64_t e = 0; e < E; e++)
             c->sums.expert_load[l->moe_index * E + e] += saved->stats[g * width + 2 + e];
-    tr_comm *context = c->grid->comm[TR_GROUP_CONTEXT];
-    tr_end(tr_all_reduce_begin(context, NULL, TR_SUM, TR_F64, saved->stats, G * width));
-    if (tr_comm_rank(context) != 0) return; /* the group's sum is counted once */
+    tr_comm *sharers = c->grid->comm[TR_GROUP_MICRO_BATCH];
+    tr_end(tr_all_reduce_begin(sharers, NULL, TR_SUM, TR_F64, saved->stats, G * width));
+    if (tr_comm_rank(sharers) != 0) return; /* the group's sum is counted once */
     double share = 1.0 / ((double)c->micro_batches * (double)G);
     for (int64_t g = 0; g < G; g++) {
         const double *s = saved->stats + g * width;
@@ -59,13 +60,14 @@ static void measure(const tr_moe_layer *l, const tr_pass *pass, tr_saved *saved)
 
 void tr_router_global_stats(tr_env *c, tr_saved **saved, int64_t count) {
     int64_t width = stats_width(c);
-    tr_comm *replica = c->grid->comm[TR_GROUP_REPLICA];
+    tr_comm *stage = c->grid->comm[TR_GROUP_STAGE];
     double *sum = calloc((size_t)width, sizeof *sum);
     if (!sum) abort();
-    /* stats are already summed over the context group: one rank of it speaks */
-    for (int64_t i = 0; i < count && c->grid->at.c == 0; i++)
+    /* stats are already summed over the ranks that share a micro-batch: one of them speaks */
+    bool speaks = tr_comm_rank(c->grid->comm[TR_GROUP_MICRO_BATCH]) == 0;
+    for (int64_t i = 0; i < count && speaks; i++)
         for (int64_t j = 0; j < width; j++) sum[j] += saved[i]->stats[j];
-    tr_end(tr_all_reduce_begin(replica, NULL, TR_SUM, TR_F64, sum, width));
+    tr_end(tr_all_reduce_begin(stage, NULL, TR_SUM, TR_F64, sum, width));
     for (int64_t i = 0; i < count; i++) {
         double tokens = saved[i]->stats[0]; /* the z loss stays the micro-batch's own */
         double z = saved[i]->stats[1];
@@ -73,7 +75,7 @@ void tr_router_global_stats(tr_env *c, tr_saved **saved, int64_t count) {
         saved[i]->stats[1] = tokens > 0 ? z / tokens * sum[0] : 0;
         saved[i]->micro_tokens = tokens;
     }
-    if (tr_comm_rank(replica) == 0) c->sums.aux_loss += balance_loss(c, sum);
+    if (tr_comm_rank(stage) == 0) c->sums.aux_loss += balance_loss(c, sum);
     free(sum);
 }
 
@@ -93,48 +95,57 @@ static void reorder(const tr_env *c, void *whole, void *parts, size_t pair_bytes
             }
 }
 
-/* [B,S_loc,k] of this rank -> [B,S,k] of the whole sequences. */
-static void *gather_sequence(const tr_env *c, const void *mine, tr_dtype t) {
-    int cp = c->grid->at.shape.context;
-    int64_t pairs = c->N * c->config->num_experts_per_tok;
-    char *parts = tr_scratch(c, cp * pairs, t), *whole = tr_scratch(c, cp * pairs, t);
-    size_t bytes = (size_t)pairs * tr_dtype_bytes(t);
-    c->device->copy(c->stream, parts + (size_t)c->grid->at.c * bytes, mine, bytes, TR_ON_DEVICE);
-    tr_end(tr_all_gather_begin(c->grid->comm[TR_GROUP_CONTEXT], c->stream, t, parts, pairs));
-    reorder(c, whole, parts, tr_dtype_bytes(t), true);
+/* `count` elements of each rank of a group, in the order of its ranks; `mine` if it is alone. */
+static const void *gather(const tr_env *c, tr_group group, const void *mine, tr_dtype t,
+                          int64_t count) {
+    tr_comm *comm = c->grid->comm[group];
+    size_t bytes = (size_t)count * tr_dtype_bytes(t);
+    if (tr_comm_size(comm) == 1) return mine;
+    char *all = tr_scratch(c, tr_comm_size(comm) * count, t);
+    c->device->copy(c->stream, all + (size_t)tr_comm_rank(comm) * bytes, mine, bytes, TR_ON_DEVICE);
+    tr_end(tr_all_gather_begin(comm, c->stream, t, all, count));
+    return all;
+}
+
+/* [N_loc,k] of this rank -> [B,S,k] of the whole sequences: over tensor ranks, then context ranks.
+ */
+static const void *gather_sequences(const tr_env *c, const void *mine, tr_dtype t) {
+    int64_t k = c->config->num_experts_per_tok;
+    const void *rows = gather(c, TR_GROUP_TENSOR, mine, t, c->N_loc * k);
+    const void *parts = gather(c, TR_GROUP_CONTEXT, rows, t, c->N * k);
+    if (parts == rows) return rows;
+    void *whole = tr_scratch(c, c->B * c->S * k, t);
+    reorder(c, whole, (void *)parts, tr_dtype_bytes(t), true);
     return whole;
 }
 
-/* keep[N,k] under the capacity of each expert in each whole sequence. */
+/* keep[N_loc,k] under the capacity of each expert in each whole sequence. */
 static uint8_t *limit(const tr_env *c, const int32_t *index, const float *score) {
     const tr_model_config *m = c->config;
     int cp = c->grid->at.shape.context;
-    int64_t E = m->num_experts, k = m->num_experts_per_tok, pairs = c->N * k;
+    int64_t E = m->num_experts, k = m->num_experts_per_tok, first = c->first_row * k;
     int64_t capacity =
         (int64_t)ceil((double)(k * c->S) / (double)E * m->expert_capacity_factor - 1e-9);
-    uint8_t *keep = tr_scratch(c, cp * pairs, TR_U8);
-    if (cp > 1) {
-        index = gather_sequence(c, index, TR_I32);
-        score = gather_sequence(c, score, TR_F32);
-    }
-    c->kernels->router_capacity(c->stream, keep, index, score, c->B, c->S, E, k, capacity,
-                                m->expert_drop_policy == TR_DROP_PROBABILITY);
-    if (cp == 1) return keep;
-    uint8_t *parts = tr_scratch(c, cp * pairs, TR_U8);
+    uint8_t *keep = tr_scratch(c, c->B * c->S * k, TR_U8);
+    const int32_t *all = gather_sequences(c, index, TR_I32);
+    c->kernels->router_capacity(c->stream, keep, all, gather_sequences(c, score, TR_F32), c->B,
+                                c->S, E, k, capacity, m->expert_drop_policy == TR_DROP_PROBABILITY);
+    if (cp == 1) return keep + first;
+    uint8_t *parts = tr_scratch(c, c->B * c->S * k, TR_U8);
     reorder(c, keep, parts, 1, false);
-    return parts + c->grid->at.c * pairs;
+    return parts + c->grid->at.c * c->N * k + first;
 }
 
 /* Shows the decisions to whoever watches. */
 static void show(const tr_moe_layer *l, const tr_pass *pass, const tr_saved *saved) {
     const tr_env *c = pass->c;
-    int64_t E = c->config->num_experts, pairs = c->N * c->config->num_experts_per_tok;
+    int64_t E = c->config->num_experts, pairs = c->N_loc * c->config->num_experts_per_tok;
     int32_t *index = malloc((size_t)pairs * sizeof *index + 1);
-    float *prob = malloc((size_t)(c->N * E) * sizeof *prob + 1);
+    float *prob = malloc((size_t)(c->N_loc * E) * sizeof *prob + 1);
     if (!index || !prob) abort();
     c->device->copy(c->stream, index, saved->t[TR_SAVED_INDEX], (size_t)pairs * sizeof *index,
                     TR_TO_HOST);
-    c->device->copy(c->stream, prob, saved->t[TR_SAVED_PROB], (size_t)(c->N * E) * sizeof *prob,
+    c->device->copy(c->stream, prob, saved->t[TR_SAVED_PROB], (size_t)(c->N_loc * E) * sizeof *prob,
                     TR_TO_HOST);
     c->device->stream_wait(c->stream);
     c->watch(c->watch_self, l->moe_index, index, prob);
@@ -145,7 +156,7 @@ static void show(const tr_moe_layer *l, const tr_pass *pass, const tr_saved *sav
 void tr_router_forward(const tr_moe_layer *l, const tr_pass *pass, tr_saved *saved, const void *x) {
     tr_env *c = pass->c;
     const tr_model_config *m = c->config;
-    int64_t E = m->num_experts, k = m->num_experts_per_tok, pairs = c->N * k;
+    int64_t E = m->num_experts, k = m->num_experts_per_tok, pairs = c->N_loc * k;
     saved->rows_sent = saved->rows_here = pairs; /* a bound, until an exchange counts them */
     float *prob = tr_save(pass, saved, TR_SAVED_PROB);
     float *lse = tr_save(pass, saved, TR_SAVED_RLSE);
@@ -155,17 +166,17 @@ void tr_router_forward(const tr_moe_layer *l, const tr_pass *pass, tr_saved *sav
     int32_t *pair_of = tr_save(pass, saved, TR_SAVED_PAIR_OF);
     int64_t *offset = tr_save(pass, saved, TR_SAVED_OFFSET);
     tr_arena_mark mark = tr_arena_get_mark(c->scratch);
-    float *logits = tr_scratch(c, c->N * E, TR_F32), *score = tr_scratch(c, pairs, TR_F32);
-    tr_linear(c, logits, TR_F32, x, tr_param_at(c, l->router), c->N, 0);
+    float *logits = tr_scratch(c, c->N_loc * E, TR_F32), *score = tr_scratch(c, pairs, TR_F32);
+    tr_linear(c, logits, TR_F32, x, tr_param_at(c, l->router), c->N_loc, 0);
     uint8_t *keep = NULL;
     if (m->expert_capacity_factor > 0) { /* capacity by score looks at weights as they came */
-        c->kernels->router_forward(c->stream, logits, pass->valid, prob, lse, index, score, c->N, E,
-                                   k, false);
+        c->kernels->router_forward(c->stream, logits, pass->valid, prob, lse, index, score,
+                                   c->N_loc, E, k, false);
         keep = limit(c, index, score);
     }
-    c->kernels->router_forward(c->stream, logits, pass->valid, prob, lse, index, weight, c->N, E, k,
-                               m->norm_topk_prob);
-    c->kernels->moe_sort(c->stream, offset, row_of, pair_of, index, keep, c->N, E, k);
+    c->kernels->router_forward(c->stream, logits, pass->valid, prob, lse, index, weight, c->N_loc,
+                               E, k, m->norm_topk_prob);
+    c->kernels->moe_sort(c->stream, offset, row_of, pair_of, index, keep, c->N_loc, E, k);
     measure(l, pass, saved);
     if (c->watch && pass->training) show(l, pass, saved);
     tr_arena_release(c->scratch, mark);
@@ -202,17 +213,17 @@ void tr_router_backward(const tr_moe_layer *l, const tr_pass *pass, const tr_sav
     float *grads = tr_scratch(c, G * (E + 1), TR_F32);
     c->device->copy(c->stream, grads, saved->balance, (size_t)(G * (E + 1)) * sizeof *grads,
                     TR_TO_DEVICE);
-    float *dlogits = tr_scratch(c, c->N * E, TR_F32);
-    c->kernels->router_backward(c->stream, dlogits, dweight, saved->t[TR_SAVED_PROB],
-                                saved->t[TR_SAVED_RLSE], saved->t[TR_SAVED_INDEX],
-                                saved->t[TR_SAVED_WEIGHT], pass->valid, grads, grads + G * E, c->N,
-                                E, m->num_experts_per_tok, G, m->norm_topk_prob);
+    float *dlogits = tr_scratch(c, c->N_loc * E, TR_F32);
+    c->kernels->router_backward(
+        c->stream, dlogits, dweight, saved->t[TR_SAVED_PROB], saved->t[TR_SAVED_RLSE],
+        saved->t[TR_SAVED_INDEX], saved->t[TR_SAVED_WEIGHT], pass->valid, grads, grads + G * E,
+        c->first_row, c->N / G, c->N_loc, E, m->num_experts_per_tok, m->norm_topk_prob);
     void *dlogits_t = dlogits;
     if (c->t != TR_F32) {
-        dlogits_t = tr_scratch(c, c->N * E, c->t);
-        c->kernels->cast(c->stream, c->t, dlogits_t, TR_F32, dlogits, c->N * E);
+        dlogits_t = tr_scratch(c, c->N_loc * E, c->t);
+        c->kernels->cast(c->stream, c->t, dlogits_t, TR_F32, dlogits, c->N_loc * E);
     }
-    tr_linear_input(c, dx, dlogits_t, tr_param_at(c, l->router), c->N, 1);
-    tr_linear_weight(c, tr_param_at(c, l->router), dlogits_t, x, c->N);
+    tr_linear_input(c, dx, c->t, dlogits_t, tr_param_at(c, l->router), c->N_loc, 1);
+    tr_linear_weight(c, tr_param_at(c, l->router), dlogits_t, x, c->N_loc);
     tr_arena_release(c->scratch, mark);
 }

@@ -9,10 +9,11 @@ typedef enum { COMPUTE, FLOAT, INT32, INT64 } element;
 typedef enum {
     ONE,
     TOKENS,
+    LOCAL,
     PAIRS,
     SENT,
     HERE
-} rows_of; /* N; N*k; rows at the source, at experts */
+} rows_of; /* N; N_loc; N_loc*k; rows at the source, at experts */
 typedef enum { W1, W_H, W_Q, W_KV2, W_HEADS, W_I, W_IE, W_E, W_OFFSETS, W_LOCAL } width_of;
 
 static const struct {
@@ -21,21 +22,21 @@ static const struct {
     rows_of rows;
     width_of width;
 } table[TR_SAVED_COUNT] = {
-    [TR_SAVED_X] = {NEVER, COMPUTE, TOKENS, W_H},
-    [TR_SAVED_NORM1] = {SELECTIVE, COMPUTE, TOKENS, W_H},
-    [TR_SAVED_RSTD1] = {FULL, FLOAT, TOKENS, W1},
+    [TR_SAVED_X] = {NEVER, COMPUTE, LOCAL, W_H},
+    [TR_SAVED_NORM1] = {SELECTIVE, COMPUTE, LOCAL, W_H},
+    [TR_SAVED_RSTD1] = {FULL, FLOAT, LOCAL, W1},
     [TR_SAVED_Q] = {FULL, COMPUTE, TOKENS, W_Q},
     [TR_SAVED_KV] = {FULL, COMPUTE, TOKENS, W_KV2},
     [TR_SAVED_ATTN] = {SELECTIVE, COMPUTE, TOKENS, W_Q},
     [TR_SAVED_LSE] = {SELECTIVE, FLOAT, TOKENS, W_HEADS},
-    [TR_SAVED_MID] = {FULL, COMPUTE, TOKENS, W_H},
-    [TR_SAVED_NORM2] = {SELECTIVE, COMPUTE, TOKENS, W_H},
-    [TR_SAVED_RSTD2] = {FULL, FLOAT, TOKENS, W1},
+    [TR_SAVED_MID] = {FULL, COMPUTE, LOCAL, W_H},
+    [TR_SAVED_NORM2] = {SELECTIVE, COMPUTE, LOCAL, W_H},
+    [TR_SAVED_RSTD2] = {FULL, FLOAT, LOCAL, W1},
     [TR_SAVED_GATE] = {FULL, COMPUTE, TOKENS, W_I},
     [TR_SAVED_UP] = {FULL, COMPUTE, TOKENS, W_I},
     [TR_SAVED_ACT] = {SELECTIVE, COMPUTE, TOKENS, W_I},
-    [TR_SAVED_PROB] = {NEVER, FLOAT, TOKENS, W_E},
-    [TR_SAVED_RLSE] = {NEVER, FLOAT, TOKENS, W1},
+    [TR_SAVED_PROB] = {NEVER, FLOAT, LOCAL, W_E},
+    [TR_SAVED_RLSE] = {NEVER, FLOAT, LOCAL, W1},
     [TR_SAVED_INDEX] = {NEVER, INT32, PAIRS, W1},
     [TR_SAVED_WEIGHT] = {NEVER, FLOAT, PAIRS, W1},
     [TR_SAVED_ROW_OF] = {NEVER, INT32, PAIRS, W1},
@@ -51,8 +52,13 @@ static const struct {
     [TR_SAVED_YE] = {FULL, COMPUTE, SENT, W_H},
 };
 
+/* This tensor rank's part of the feed-forward's width. */
+static int64_t own_width(const tr_env *c, int64_t width) {
+    return tr_block_of(width, c->grid->at.shape.tensor, c->grid->at.t).count;
+}
+
 void tr_saved_init(const tr_env *c, tr_saved *saved, bool is_moe, int64_t mlp_width) {
-    *saved = (tr_saved){.width = mlp_width};
+    *saved = (tr_saved){.width = own_width(c, mlp_width)};
     if (!is_moe) return;
     size_t ep = (size_t)c->grid->at.shape.expert, E = (size_t)c->config->num_experts;
     size_t groups = (size_t)tr_router_groups(c);
@@ -77,11 +83,11 @@ static int64_t width(const tr_env *c, const tr_saved *saved, tr_saved_id id) {
     case W_H:
         return m->hidden_size;
     case W_Q:
-        return m->num_attention_heads * m->head_dim;
+        return c->Hq * m->head_dim;
     case W_KV2:
-        return 2 * m->num_key_value_heads * m->head_dim;
+        return 2 * c->Hkv * m->head_dim;
     case W_HEADS:
-        return m->num_attention_heads;
+        return c->Hq;
     case W_I:
         return saved->width;
     case W_IE:
@@ -102,8 +108,10 @@ static int64_t rows(const tr_env *c, const tr_saved *saved, tr_saved_id id) {
         return 1;
     case TOKENS:
         return c->N;
+    case LOCAL:
+        return c->N_loc;
     case PAIRS:
-        return c->N * c->config->num_experts_per_tok;
+        return c->N_loc * c->config->num_experts_per_tok;
     case SENT:
         return saved->rows_sent;
     case HERE:
@@ -143,8 +151,8 @@ void *tr_save(const tr_pass *pass, tr_saved *saved, tr_saved_id id) {
 
 void tr_saved_plan(const tr_env *c, bool is_moe, int64_t mlp_width, int64_t *kept_bytes_p,
                    int64_t *all_bytes_p) {
-    int64_t pairs = c->N * c->config->num_experts_per_tok;
-    tr_saved balanced = {.width = mlp_width, .rows_sent = pairs, .rows_here = pairs};
+    int64_t pairs = c->N_loc * c->config->num_experts_per_tok;
+    tr_saved balanced = {.width = own_width(c, mlp_width), .rows_sent = pairs, .rows_here = pairs};
     *kept_bytes_p = *all_bytes_p = 0;
     for (int id = 0; id < (is_moe ? TR_SAVED_COUNT : TR_SAVED_PROB); id++) {
         int64_t b = (int64_t)bytes(c, &balanced, (tr_saved_id)id);

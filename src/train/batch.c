@@ -67,7 +67,8 @@ tr_status tr_batches_read(tr_batches *b, const tr_dataset *dataset, int64_t firs
                 tr_dataset_sample(dataset, first + mine + j, b->input, b->target, b->real, NULL));
         labels += place(b, j, pad);
     }
-    *labels_p = labels;
+    /* all stages and tensor ranks have read the same */
+    *labels_p = b->grid->at.p == 0 && b->grid->at.t == 0 ? labels : 0;
     return TR_OK;
 }
 

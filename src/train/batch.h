@@ -1,7 +1,8 @@
 /* batch.h - the micro-batches of one step on this rank. Floor: train.
  *
  * Micro-batch i of a step holds its samples [i*size, (i+1)*size); data rank d takes the run of m
- * micro-batches from d*m; context rank c takes its two chunks of every sequence. */
+ * micro-batches from d*m; context rank c takes its two chunks of every sequence, which pipeline
+ * stages and tensor ranks share. */
 #pragma once
 #include "data/dataset.h"
 #include "model/model.h"
@@ -13,8 +14,8 @@ tr_batches *tr_batches_create(const tr_grid *grid, int64_t m, int64_t B, int64_t
 void tr_batches_destroy(tr_batches *batches); /* NULL-safe */
 
 /* Local. Reads this rank's share of the samples [first, first + count); those beyond count
- * (evaluation of a count that does not divide) become pads. *labels_p: labelled tokens read, all
- * context ranks' included only once over the context group. */
+ * (evaluation of a count that does not divide) become pads. *labels_p: labelled tokens read; a sum
+ * over the world counts each once. */
 tr_status tr_batches_read(tr_batches *batches, const tr_dataset *dataset, int64_t first,
                           int64_t count, int64_t *labels_p);
 

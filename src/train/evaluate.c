@@ -23,8 +23,7 @@ tr_status tr_evaluate(tr_job *job, tr_evaluation *e) {
         tr_pipeline_evaluate(job->pipeline, m, tr_batches_load, batches);
         tr_model_sums sums;
         tr_model_sums_get(job->model, &sums);
-        /* every stage has read the same labels: the first stage's count */
-        double total[2] = {sums.loss_sum, job->grid->at.p == 0 ? (double)labels : 0};
+        double total[2] = {sums.loss_sum, (double)labels};
         tr_end(tr_all_reduce_begin(job->world, NULL, TR_SUM, TR_F64, total, 2));
         e->tokens = (int64_t)total[1];
         e->loss = total[1] > 0 ? total[0] / total[1] : 0;

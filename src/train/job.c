@@ -53,6 +53,12 @@ static void mark_place(const tr_grid_place *at) {
     tr_watch_place(text);
 }
 
+/* Tensor ranks that hold the same key/value heads. */
+static int head_copies(const tr_config *config) {
+    int64_t heads = config->model.num_key_value_heads, tensor = config->parallel.tensor;
+    return heads < tensor ? (int)(tensor / heads) : 1;
+}
+
 tr_status tr_job_create(const tr_config *config, tr_comm *world, bool plan_only, tr_job **job_p) {
     int64_t data;
     TR_TRY(tr_config_check_world(config, tr_comm_size(world), &data));
@@ -60,7 +66,8 @@ tr_status tr_job_create(const tr_config *config, tr_comm *world, bool plan_only,
                            .data = (int)data,
                            .context = (int)config->parallel.context,
                            .expert = (int)config->parallel.expert,
-                           .tensor = (int)config->parallel.tensor};
+                           .tensor = (int)config->parallel.tensor,
+                           .head_copies = head_copies(config)};
     TR_TRY(tr_grid_shape_check(&shape, tr_comm_size(world)));
     tr_job *job = calloc(1, sizeof *job);
     if (!job) abort();
@@ -261,8 +268,10 @@ void tr_job_print_plan(const tr_job *job) {
     tr_say("model      %.2f M parameters, %.2f M active a token; %lld layers, %lld of them MoE",
            (double)tr_registry_total(r) / 1e6, (double)tr_model_active_params(job->model) / 1e6,
            (long long)c->model.num_hidden_layers, (long long)tr_model_moe_layers(&c->model));
-    tr_say("grid       %d ranks: pipeline %d x data %d x context %d, expert %d of data x context",
-           job->grid->at.world, g->pipeline, g->data, g->context, g->expert);
+    tr_say(
+        "grid       %d ranks: pipeline %d x data %d x context %d x tensor %d, expert %d of data x "
+        "context",
+        job->grid->at.world, g->pipeline, g->data, g->context, g->tensor, g->expert);
     tr_say("device     %s, %d thread%s a rank, %s", job->device->name, job->threads,
            job->threads == 1 ? "" : "s", c->run.dtype == TR_F32 ? "float32" : "bfloat16");
     tr_say(

@@ -33,19 +33,20 @@ static void watch(void *self, int64_t layer, const int32_t *index, const float *
     const tr_grid_place *at = &log->job->grid->at;
     int64_t E = c->model.num_experts, k = c->model.num_experts_per_tok;
     int64_t S = c->data.sequence_length, S_loc = S / at->shape.context;
-    int64_t B = c->training.micro_batch_size, N = B * S_loc;
+    int64_t B = c->training.micro_batch_size, N_loc = B * S_loc / at->shape.tensor;
     int64_t sequence = (at->d * log->job->micro_batches + tr_batches_now(log->batches)) * B;
     FILE *f = log->file;
     fprintf(f, "{\"step\": %" PRId64 ", \"layer\": %" PRId64 ", \"token\": [",
             log->job->at.step + 1, layer);
-    for (int64_t n = 0; n < N; n++) {
-        int64_t position = tr_ring_position(S, at->shape.context, at->c, n % S_loc);
-        fprintf(f, "%s%" PRId64, n ? "," : "", (sequence + n / S_loc) * S + position);
+    for (int64_t n = 0; n < N_loc; n++) {
+        int64_t row = at->t * N_loc + n;
+        int64_t position = tr_ring_position(S, at->shape.context, at->c, row % S_loc);
+        fprintf(f, "%s%" PRId64, n ? "," : "", (sequence + row / S_loc) * S + position);
     }
     fprintf(f, "], \"expert\": [");
-    for (int64_t i = 0; i < N * k; i++) fprintf(f, "%s%d", i ? "," : "", (int)index[i]);
+    for (int64_t i = 0; i < N_loc * k; i++) fprintf(f, "%s%d", i ? "," : "", (int)index[i]);
     fprintf(f, "], \"gap\": [");
-    for (int64_t n = 0; n < N; n++)
+    for (int64_t n = 0; n < N_loc; n++)
         fprintf(f, "%s%.3g", n ? "," : "", gap(prob + n * E, E, index + n * k, k));
     fprintf(f, "]}\n");
 }

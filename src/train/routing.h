@@ -1,8 +1,8 @@
 /* routing.h - log.routing: which experts each token chose, for comparing grids. Floor: train.
  * Each rank writes runs/NAME/routing-RANK.jsonl, one object for each training forward of a MoE
- * layer: step, layer (among the MoE layers), token [N] (its place in the step's batch: sequence * S
- * + position), expert [N*k], gap [N] (probability of the last chosen less that of the best not
- * chosen)
+ * layer: step, layer (among the MoE layers), token [N_loc] (its place in the step's batch: sequence
+ * * S + position), expert [N_loc*k], gap [N_loc] (probability of the last chosen less that of the
+ * best not chosen)
  */
 #pragma once
 #include "train/batch.h"

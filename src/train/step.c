@@ -47,8 +47,7 @@ static tr_status next_samples(tr_step *s, int64_t *labels_p) {
     int64_t labels = 0;
     tr_status status = tr_batches_read(s->batches, job->train, job->at.samples,
                                        job->config->training.global_batch_size, &labels);
-    /* every stage has read the same labels: the first stage's count */
-    int64_t sums[2] = {job->grid->at.p == 0 ? labels : 0, status != TR_OK};
+    int64_t sums[2] = {labels, status != TR_OK};
     tr_end(tr_all_reduce_begin(job->world, NULL, TR_SUM, TR_I64, sums, 2));
     if (sums[1]) return tr_agree(job->world, status);
     *labels_p = sums[0];

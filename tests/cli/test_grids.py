@@ -19,6 +19,11 @@ GRIDS = {  # name: (ranks, parallel settings, global settings)
     "pp2 x cp2": (4, dict(pipeline=2, context=2)),
     "pp2 gpipe": (2, dict(pipeline=2, schedule="gpipe")),
     "pp2 x dp2 x cp2": (8, dict(pipeline=2, context=2)),
+    "tp2": (2, dict(tensor=2)),
+    "tp4": (4, dict(tensor=4)),
+    "pp2 x tp2": (4, dict(pipeline=2, tensor=2)),
+    "cp2 x tp2": (4, dict(context=2, tensor=2)),
+    "dp2 x tp2": (4, dict(tensor=2)),
 }
 MOE_GRIDS = {
     "ep2": (2, dict(expert=2)),
@@ -28,6 +33,9 @@ MOE_GRIDS = {
     "dp2 x cp2, ep4": (4, dict(context=2, expert=4)),
     "pp2 x dp2 x cp2, ep2": (8, dict(pipeline=2, context=2, expert=2)),
     "pp2 x dp2 x cp2, ep4": (8, dict(pipeline=2, context=2, expert=4)),
+    "dp2 x tp2, ep2": (4, dict(expert=2, tensor=2)),
+    "pp2 x dp2 x tp2, ep2": (8, dict(pipeline=2, expert=2, tensor=2)),
+    "cp2 x tp2, ep2": (4, dict(context=2, expert=2, tensor=2)),
 }
 CASES = [(kind, grid) for kind in ("dense", "moe") for grid in GRIDS] + \
         [("moe", grid) for grid in MOE_GRIDS]
@@ -61,7 +69,7 @@ def routing(lab, name, ranks):
     return seen
 
 
-def first_flip(lab, one, name, ranks):
+def first_flip(lab, one, name, ranks, last=STEPS):
     """The first step in which a token goes to other experts; all such tokens' scores were tied."""
     a, b = routing(lab, one, 1), routing(lab, name, ranks)
     assert a.keys() == b.keys()
@@ -70,7 +78,7 @@ def first_flip(lab, one, name, ranks):
         assert a[place].keys() == b[place].keys()
         flips += [(place, t, min(a[place][t][1], b[place][t][1])) for t in a[place]
                   if a[place][t][0] != b[place][t][0]]
-    first = min((step for (step, _), _, _ in flips), default=STEPS + 1)
+    first = min((step for (step, _), _, _ in flips), default=last + 1)
     for (step, layer), token, gap in flips:
         if step == first:
             print(f"  flip: step {step} layer {layer} token {token} score gap {gap:.1e}")
@@ -164,18 +172,60 @@ VARIANTS = {  # what changes the mathematics must be the same on every grid too
 }
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_variant_equals_one_rank(lab, variant):
-    more = dict(model=VARIANTS[variant], training=dict(steps=1, micro_batch_size=2),
-                data=dict(pad_id=32 if variant == "pads" else -1), checkpoint=dict(every=1))
-    one = lab.config("one", "moe", parallel=dict(schedule="gpipe"), **more)
-    many = lab.config("many", "moe", **more,
-                      parallel=dict(pipeline=2, context=2, expert=2, schedule="gpipe"))
-    lab.train(one)
-    lab.train(many, ranks=8)
+# widths that 3 does not divide; its ranks' rows begin and end inside sequences
+ODD = dict(num_attention_heads=6, num_key_value_heads=3, head_dim=8, intermediate_size=47,
+           shared_expert_intermediate_size=17, vocab_size=259)
+VARIANT_GRIDS = {
+    "pp2 x dp2 x cp2, ep2": (8, {}, dict(pipeline=2, context=2, expert=2)),
+    "cp2 x tp3, ep2": (6, ODD, dict(context=2, expert=2, tensor=3)),
+}
+
+
+def check_one_step(lab, ranks, parallel, **more):
+    """One step on one rank and on a grid; the worst gradient."""
+    more = dict(more, training=dict(steps=1, micro_batch_size=2), checkpoint=dict(every=1))
+    lab.train(lab.config("one", "moe", parallel=dict(schedule="gpipe"), **more))
+    lab.train(lab.config("many", "moe", parallel=dict(schedule="gpipe", **parallel), **more),
+              ranks=ranks)
     check_rows(lab.rows("many"), lab.rows("one"), loss=2e-6, norm=5e-6, aux=2e-6)
-    worst = check_gradients(gradients(lab, "many", 1), gradients(lab, "one", 1))
+    return check_gradients(gradients(lab, "many", 1), gradients(lab, "one", 1))
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("grid", VARIANT_GRIDS)
+def test_variant_equals_one_rank(lab, grid, variant):
+    ranks, model, parallel = VARIANT_GRIDS[grid]
+    worst = check_one_step(lab, ranks, parallel, model=dict(model, **VARIANTS[variant]),
+                           data=dict(pad_id=32 if variant == "pads" else -1))
     print(f"{variant}: worst gradient {worst[0]:.1e} {worst[1]}")
+
+
+TENSOR = {  # what a tensor group may make of a model's widths: name: (ranks, parallel, model)
+    "a head each": (6, dict(tensor=6), dict(ODD, num_key_value_heads=6)),
+    "one key head": (3, dict(tensor=3), dict(ODD, num_key_value_heads=1)),
+    "two ranks a key head": (6, dict(tensor=6), ODD),
+    "parts without width": (3, dict(tensor=3), dict(ODD, intermediate_size=2,
+                                                    shared_expert_intermediate_size=1)),
+    "tied, two stages": (6, dict(pipeline=2, tensor=3), dict(ODD, tie_word_embeddings=True)),
+    "tied, one stage": (3, dict(tensor=3), dict(ODD, tie_word_embeddings=True)),
+    "head copies in two data ranks": (8, dict(tensor=4), {}),
+}
+
+
+@pytest.mark.parametrize("case", TENSOR)
+def test_tensor_group_equals_one_rank(lab, case):
+    ranks, parallel, model = TENSOR[case]
+    worst = check_one_step(lab, ranks, parallel, model=model)
+    print(f"{case}: worst gradient {worst[0]:.1e} {worst[1]}")
+
+
+@pytest.mark.parametrize("kind", ["dense", "moe"])
+def test_bfloat16_is_near(lab, kind):
+    """Sums over tensor ranks are float32: a grid differs from one rank by bfloat16's rounding."""
+    for name, ranks, parallel in (("one", 1, {}), ("many", 4, dict(tensor=2, pipeline=2))):
+        lab.train(lab.config(name, kind, run=dict(name=name, dtype="bfloat16"), parallel=parallel),
+                  ranks=ranks)
+    check_rows(lab.rows("many"), lab.rows("one"), loss=2e-3, norm=2e-2, aux=2e-2)
 
 
 @pytest.mark.parametrize("m", [1, 2, 3, 5])
@@ -187,7 +237,7 @@ def test_fewer_micro_batches_than_stages(lab, m):
 
 
 @pytest.mark.parametrize("recompute", ["selective", "full"])
-@pytest.mark.parametrize("grid", [dict(), dict(pipeline=2, context=2, expert=2)])
+@pytest.mark.parametrize("grid", [dict(), dict(pipeline=2, context=2, expert=2), dict(tensor=4)])
 def test_recompute_changes_nothing(lab, recompute, grid):
     ranks = 4 if grid else 1
     lab.train(lab.config("none", "moe", parallel=dict(grid)), ranks=ranks)
@@ -197,13 +247,25 @@ def test_recompute_changes_nothing(lab, recompute, grid):
     assert all(np.array_equal(a[k], b[k]) for k in a)
 
 
-def test_synchronous_sends_and_small_messages(lab):
+@pytest.mark.parametrize("grid", [dict(pipeline=2, context=2, expert=2),
+                                  dict(pipeline=2, tensor=2, expert=2)])
+def test_synchronous_sends_and_small_messages(lab, grid):
     """Nothing deadlocks or changes when every send waits for its receive, or travels in pieces."""
-    grid = dict(pipeline=2, context=2, expert=2)
     for name, env in (("plain", {}), ("synchronous", {"TRIREME_SYNCHRONOUS": "1"}),
                       ("pieces", {"TRIREME_CHUNK_LIMIT": "1000"})):
         lab.train(lab.config(name, "moe", parallel=grid, training=dict(steps=3)), ranks=8, env=env)
     assert lab.rows("plain") == lab.rows("synchronous") == lab.rows("pieces")
+
+
+def test_without_shared_memory(lab):
+    """Tensor ranks that cannot map each other's memory compute the same through MPI."""
+    parallel = dict(tensor=4)
+    for name, env in (("plain", {}), ("mpi", {"TRIREME_NO_SHARED": "1"}),
+                      ("two nodes", {"TRIREME_NODE_RANKS": "2"})):
+        lab.train(lab.config(name, "moe", parallel=parallel, training=dict(steps=3)), ranks=4,
+                  env=env)
+    check_rows(lab.rows("mpi"), lab.rows("plain"), loss=5e-6, norm=5e-6, aux=5e-6)
+    check_rows(lab.rows("two nodes"), lab.rows("plain"), loss=5e-6, norm=5e-6, aux=5e-6)
 
 
 def test_all_tokens_to_one_expert(lab):

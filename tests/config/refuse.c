@@ -121,7 +121,8 @@ static const set_case sets[] = {
      {"num_experts_per_tok: value 2 (the default) is more than num_experts 1"}},
     {"model.num_experts_per_tok=0", {"value 0 is out of range", "from 1"}},
     {"model.shared_expert_intermediate_size=8", {"where num_experts is 0"}},
-    {"parallel.tensor=2", {"value 2 is not supported yet; use 1"}},
+    {"parallel.tensor=3",
+     {"value 3 must divide num_attention_heads 4", "num_key_value_heads 4 or", "use 1, 2 or 4"}},
     {"parallel.pipeline=5", {"value 5 is more stages than num_hidden_layers 4", "1 to 4"}},
     {"parallel.virtual_stages=2", {"value 2 asks for several parts", "1f1b has one; use 1"}},
     {"parallel.context=3",
@@ -178,6 +179,13 @@ static void refused_pairs(void **state) {
         {{"parallel.schedule=dualpipe_v", "parallel.pipeline=3"},
          "value 2 (the default) * pipeline 3 = 6 is more stages than num_hidden_layers 4; use a "
          "pipeline of 1 to 2, or set parallel.schedule to 1f1b"},
+        {{"parallel.tensor=6", "model.num_attention_heads=12", "model.num_key_value_heads=4",
+          "model.head_dim=8"},
+         "num_attention_heads 12, and divide num_key_value_heads 4 or be a multiple of it; use 1, "
+         "2, 4 or 12"},
+        {{"training.micro_batch_size=1", "data.sequence_length=30", "parallel.tensor=4"},
+         "--set training.micro_batch_size: value 1 * sequence_length / context 30 = 30 rows, which "
+         "parallel.tensor 4 does not divide; use 2 here"},
         {{"optimizer.schedule=wsd", "optimizer.decay_steps=190"},
          "--set optimizer.decay_steps: value 190 and warmup_steps 20 are more than training.steps "
          "200; use at most 180"},
