@@ -99,8 +99,9 @@ static tr_status command_eval(const tr_arguments *a, tr_comm *world) {
 static tr_status stored_config(const tr_arguments *a, tr_comm *world, tr_config **config_p) {
     tr_progress_state state = {0};
     TR_TRY(tr_checkpoint_state(world, a->checkpoint, &state));
-    char *sets[] = {"parallel.pipeline=1", "parallel.context=1", "parallel.expert=1",
-                    "parallel.tensor=1", "model.init_from=null"};
+    char *sets[] = {"parallel.pipeline=1", "parallel.context=1",     "parallel.expert=1",
+                    "parallel.tensor=1",   "parallel.schedule=1f1b", "parallel.virtual_stages=1",
+                    "model.init_from=null"};
     tr_status status = tr_config_parse(state.config, a->checkpoint,
                                        (int)(sizeof sets / sizeof *sets), sets, config_p);
     free(state.config);

@@ -1,7 +1,8 @@
-/* model.c - the blocks of one pipeline stage and the slots of its micro-batches. Floor: model. */
+/* model.c - the chunks of one pipeline rank and the slots of its micro-batches. Floor: model. */
 #include "model/model.h"
 
 #include "model/layers.h"
+#include "model/stages.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -9,22 +10,31 @@
 
 enum { CHUNK = 64 << 20 }; /* arena growth, bytes */
 
+/* One of this rank's virtual stages. */
+typedef struct {
+    tr_range layers;
+    tr_block_layer *blocks; /* [layers] */
+    bool first, last;       /* begins with the embedding; ends with the head */
+} chunk_layers;
+
 typedef struct {
     tr_arena *kept;
-    tr_saved *block; /* [blocks of this stage] */
+    tr_saved *block; /* [most layers of a chunk] */
     tr_head_saved head;
     void *input, *output, *gradient; /* [N,H], cross stages */
     int32_t *token, *label;
     uint8_t *valid;
+    const chunk_layers *chunk; /* of the last forward */
+    bool waiting;              /* for its backward */
 } slot_state;
 
 struct tr_model {
     tr_env env;
-    tr_range layers; /* of this stage */
-    tr_block_layer *blocks;
+    tr_stages stages;
+    chunk_layers *chunks; /* [stages.chunks] */
+    int64_t most_layers;  /* of a chunk */
     int64_t embedding;
     tr_head_layer head;
-    bool first, last;
     /* per shape */
     tr_arena *persistent;
     slot_state *slots;
@@ -37,8 +47,19 @@ int64_t tr_model_moe_layers(const tr_model_config *m) {
     return n;
 }
 
-static void declare(tr_model *model, const tr_model_config *m, int pp) {
+/* Where layer i of the model is kept on this rank; NULL: elsewhere. */
+static tr_block_layer *layer_here(const tr_model *model, int64_t i) {
+    const tr_stages *st = &model->stages;
+    int64_t stage = tr_stage_of_layer(st, model->env.config->num_hidden_layers, i);
+    if (tr_stage_rank(st, stage) != model->env.grid->at.p) return NULL;
+    const chunk_layers *chunk = &model->chunks[tr_stage_chunk(st, stage)];
+    return &chunk->blocks[i - chunk->layers.first];
+}
+
+static void declare(tr_model *model, const tr_model_config *m) {
     tr_registry *r = model->env.registry;
+    const tr_stages *st = &model->stages;
+    int head_rank = (int)tr_stage_rank(st, tr_stages_count(st) - 1);
     tr_param_decl embedding = {.name = "model.embed_tokens.weight",
                                .ndim = 2,
                                .shape = {m->vocab_size, m->hidden_size},
@@ -47,21 +68,21 @@ static void declare(tr_model *model, const tr_model_config *m, int pp) {
                                .init_std = (float)m->initializer_range,
                                .decay = true,
                                .stage = 0,
-                               .copy_stage = m->tie_word_embeddings && pp > 1 ? pp - 1 : -1};
+                               .copy_stage =
+                                   m->tie_word_embeddings && head_rank > 0 ? head_rank : -1};
     tr_param_decl norm = {.name = "model.norm.weight",
                           .ndim = 1,
                           .shape = {m->hidden_size},
                           .init = TR_INIT_ONES,
-                          .stage = pp - 1,
+                          .stage = head_rank,
                           .copy_stage = -1};
     model->embedding = tr_registry_add(r, &embedding);
     int64_t moe_index = 0;
     for (int64_t i = 0; i < m->num_hidden_layers; i++) {
         tr_block_layer elsewhere;
-        int stage = (int)tr_block_owner(m->num_hidden_layers, pp, i);
-        int64_t mine = i - model->layers.first;
-        bool here = mine >= 0 && mine < model->layers.count;
-        tr_block_declare(here ? &model->blocks[mine] : &elsewhere, r, m, i, moe_index, stage);
+        tr_block_layer *here = layer_here(model, i);
+        int rank = (int)tr_stage_rank(st, tr_stage_of_layer(st, m->num_hidden_layers, i));
+        tr_block_declare(here ? here : &elsewhere, r, m, i, moe_index, rank);
         moe_index += tr_config_layer_is_moe(m, i);
     }
     model->head.norm = tr_registry_add(r, &norm);
@@ -69,20 +90,32 @@ static void declare(tr_model *model, const tr_model_config *m, int pp) {
     if (!m->tie_word_embeddings) {
         tr_param_decl head = embedding;
         strcpy(head.name, "lm_head.weight");
-        head.stage = pp - 1;
+        head.stage = head_rank;
         model->head.weight = tr_registry_add(r, &head);
+    }
+}
+
+static void make_chunks(tr_model *model) {
+    const tr_stages *st = &model->stages;
+    model->chunks = calloc((size_t)st->chunks, sizeof *model->chunks);
+    if (!model->chunks) abort();
+    for (int64_t i = 0; i < st->chunks; i++) {
+        chunk_layers *chunk = &model->chunks[i];
+        int64_t stage = tr_stage_of(st, model->env.grid->at.p, i);
+        chunk->layers = tr_stage_layers(st, model->env.config->num_hidden_layers, stage);
+        chunk->first = stage == 0;
+        chunk->last = stage + 1 == tr_stages_count(st);
+        chunk->blocks = calloc((size_t)chunk->layers.count + 1, sizeof *chunk->blocks);
+        if (!chunk->blocks) abort();
+        if (chunk->layers.count > model->most_layers) model->most_layers = chunk->layers.count;
     }
 }
 
 tr_model *tr_model_create(const tr_config *config, const tr_grid *grid, tr_device *device) {
     const tr_model_config *m = &config->model;
-    int pp = grid->at.shape.pipeline;
     tr_model *model = calloc(1, sizeof *model);
     if (!model) abort();
-    model->first = grid->at.p == 0;
-    model->last = grid->at.p == pp - 1;
-    model->layers = tr_block_of(m->num_hidden_layers, pp, grid->at.p);
-    model->blocks = calloc((size_t)model->layers.count + 1, sizeof *model->blocks);
+    model->stages = tr_stages_of(config);
     tr_env *c = &model->env;
     *c = (tr_env){.config = m,
                   .grid = grid,
@@ -95,14 +128,15 @@ tr_model *tr_model_create(const tr_config *config, const tr_grid *grid, tr_devic
     c->scratch = tr_arena_create(&device->allocator, CHUNK);
     c->sums.expert_load =
         calloc((size_t)(tr_model_moe_layers(m) * m->num_experts) + 1, sizeof *c->sums.expert_load);
-    if (!model->blocks || !c->sums.expert_load) abort();
-    declare(model, m, pp);
+    if (!c->sums.expert_load) abort();
+    make_chunks(model);
+    declare(model, m);
     return model;
 }
 
 static void slot_free(tr_model *model, slot_state *s) {
     tr_arena_destroy(s->kept);
-    for (int64_t i = 0; i < model->layers.count; i++) tr_saved_fini(&s->block[i]);
+    for (int64_t i = 0; i < model->most_layers; i++) tr_saved_fini(&s->block[i]);
     free(s->block);
 }
 
@@ -124,7 +158,8 @@ void tr_model_destroy(tr_model *model) {
     tr_registry_destroy(c->registry);
     c->device->stream_destroy(c->stream);
     free(c->sums.expert_load);
-    free(model->blocks);
+    for (int64_t i = 0; i < model->stages.chunks; i++) free(model->chunks[i].blocks);
+    free(model->chunks);
     free(model);
 }
 
@@ -134,6 +169,13 @@ tr_registry *tr_model_registry(tr_model *model) {
 
 static int64_t mlp_width(const tr_block_layer *b) {
     return b->is_moe ? b->moe.shared.width : b->mlp.width;
+}
+
+/* Whether some chunk has experts in its i-th layer. */
+static bool may_be_moe(const tr_model *model, int64_t i) {
+    for (int64_t k = 0; k < model->stages.chunks; k++)
+        if (i < model->chunks[k].layers.count && model->chunks[k].blocks[i].is_moe) return true;
+    return false;
 }
 
 static void slot_init(tr_model *model, slot_state *s) {
@@ -146,10 +188,10 @@ static void slot_init(tr_model *model, slot_state *s) {
     s->token = tr_arena_alloc(model->persistent, (size_t)c->N * 4);
     s->label = tr_arena_alloc(model->persistent, (size_t)c->N * 4);
     s->valid = tr_arena_alloc(model->persistent, (size_t)c->N);
-    s->block = calloc((size_t)model->layers.count + 1, sizeof *s->block);
+    s->block = calloc((size_t)model->most_layers + 1, sizeof *s->block);
     if (!s->block) abort();
-    for (int64_t i = 0; i < model->layers.count; i++)
-        tr_saved_init(c, &s->block[i], model->blocks[i].is_moe, mlp_width(&model->blocks[i]));
+    for (int64_t i = 0; i < model->most_layers; i++)
+        tr_saved_init(c, &s->block[i], may_be_moe(model, i), 0);
 }
 
 /* Global positions of the local rows, and rotary frequencies theta^(-2i/D) (Su et al. 2021). */
@@ -268,46 +310,56 @@ static void embed_backward(const tr_model *model, const slot_state *s) {
                                    w->box.extent[0], c->N, c->config->hidden_size);
 }
 
-void tr_model_forward(tr_model *model, int64_t slot, bool training) {
+void tr_model_forward(tr_model *model, int64_t index, int64_t slot, bool training) {
     tr_env *c = &model->env;
     slot_state *s = &model->slots[slot];
+    const chunk_layers *chunk = &model->chunks[index];
     tr_pass pass = pass_of(c, s, training);
     tr_arena_reset(s->kept);
-    if (model->first) embed(model, s);
+    s->chunk = chunk;
+    s->waiting = training;
+    if (chunk->first) embed(model, s);
     void *x = s->input;
-    for (int64_t i = 0; i < model->layers.count; i++) {
+    for (int64_t i = 0; i < chunk->layers.count; i++) {
         tr_saved *saved = &s->block[i];
-        memset(saved->t, 0, sizeof saved->t);
-        bool is_last = i + 1 == model->layers.count;
+        tr_saved_restart(c, saved, mlp_width(&chunk->blocks[i]));
+        bool is_last = i + 1 == chunk->layers.count;
         void *y =
             is_last ? s->output : tr_arena_alloc(s->kept, (size_t)tr_model_boundary_bytes(model));
         saved->t[TR_SAVED_X] = x;
-        tr_block_forward(&model->blocks[i], &pass, saved, y);
+        tr_block_forward(&chunk->blocks[i], &pass, saved, y);
         x = y;
     }
-    if (model->last) tr_head_forward(&model->head, &pass, &s->head, x, s->label);
+    if (chunk->last) tr_head_forward(&model->head, &pass, &s->head, x, s->label);
 }
 
 void tr_model_backward(tr_model *model, int64_t slot) {
     tr_env *c = &model->env;
     slot_state *s = &model->slots[slot];
+    const chunk_layers *chunk = s->chunk;
     tr_pass pass = pass_of(c, s, true);
-    if (model->last) tr_head_backward(&model->head, &pass, &s->head, s->output, s->gradient);
-    for (int64_t i = model->layers.count; i-- > 0;)
-        tr_block_backward(&model->blocks[i], &pass, &s->block[i], s->gradient);
-    if (model->first) embed_backward(model, s);
+    s->waiting = false;
+    if (chunk->last) tr_head_backward(&model->head, &pass, &s->head, s->output, s->gradient);
+    for (int64_t i = chunk->layers.count; i-- > 0;)
+        tr_block_backward(&chunk->blocks[i], &pass, &s->block[i], s->gradient);
+    if (chunk->first) embed_backward(model, s);
 }
 
-void tr_model_all_forwards_done(tr_model *model, int64_t slots) {
+void tr_model_all_forwards_done(tr_model *model) {
     tr_env *c = &model->env;
     if (c->config->router_aux_loss_scope != TR_AUX_GLOBAL_BATCH) return;
-    tr_saved **saved = malloc((size_t)(slots + 1) * sizeof *saved);
+    tr_saved **saved = malloc((size_t)(model->nslots + 1) * sizeof *saved);
     if (!saved) abort();
-    for (int64_t i = 0; i < model->layers.count; i++) {
-        if (!model->blocks[i].is_moe) continue;
-        for (int64_t j = 0; j < slots; j++) saved[j] = &model->slots[j].block[i];
-        tr_router_global_stats(c, saved, slots);
-    }
+    for (int64_t k = 0; k < model->stages.chunks; k++)
+        for (int64_t i = 0; i < model->chunks[k].layers.count; i++) {
+            if (!model->chunks[k].blocks[i].is_moe) continue;
+            int64_t count = 0;
+            for (int64_t j = 0; j < model->nslots; j++) {
+                slot_state *s = &model->slots[j];
+                if (s->waiting && s->chunk == &model->chunks[k]) saved[count++] = &s->block[i];
+            }
+            tr_router_global_stats(c, saved, count);
+        }
     free(saved);
 }
 
@@ -324,6 +376,11 @@ void *tr_model_output(tr_model *model, int64_t slot) {
 }
 void *tr_model_gradient(tr_model *model, int64_t slot) {
     return model->slots[slot].gradient;
+}
+
+void tr_model_hand_over(tr_model *model, const void *from, void *to) {
+    const tr_env *c = &model->env;
+    c->device->copy(c->stream, to, from, (size_t)tr_model_boundary_bytes(model), TR_ON_DEVICE);
 }
 
 int64_t tr_model_boundary_bytes(const tr_model *model) {
@@ -350,21 +407,36 @@ int64_t tr_model_activation_bytes(const tr_model *model) {
     return (int64_t)bytes;
 }
 
-int64_t tr_model_plan_activations(const tr_model *model, int64_t slots, int64_t B, int64_t S) {
+/* What a micro-batch in a chunk keeps, beside the boundary buffers of its slot; *scratch_p grows to
+ * what its backward works with. */
+static int64_t plan_chunk(const tr_env *c, const chunk_layers *chunk, int64_t *scratch_p) {
+    int64_t boundary = c->N_loc * c->config->hidden_size * (int64_t)tr_dtype_bytes(c->t), sum = 0;
+    int64_t head = tr_head_scratch_bytes(c);
+    for (int64_t i = 0; i < chunk->layers.count; i++) {
+        int64_t kept, all, width = mlp_width(&chunk->blocks[i]);
+        tr_saved_plan(c, chunk->blocks[i].is_moe, width, &kept, &all);
+        /* a backward holds what it computes again and about as many gradients as tensors */
+        if (all + all - kept > *scratch_p) *scratch_p = all + all - kept;
+        sum += kept;
+    }
+    if (chunk->last && head > *scratch_p) *scratch_p = head;
+    return sum + (chunk->last ? boundary + 4 * c->N_loc : 0);
+}
+
+int64_t tr_model_plan_activations(const tr_model *model, int64_t slots, const uint64_t *slot_chunks,
+                                  int64_t B, int64_t S) {
     tr_env c = model->env;
     tr_env_shape(&c, B, S);
-    int64_t H = c.config->hidden_size, t = (int64_t)tr_dtype_bytes(c.t), boundary = c.N_loc * H * t;
-    int64_t a_slot = 3 * boundary + 9 * c.N, scratch = 0;
-    for (int64_t i = 0; i < model->layers.count; i++) {
-        const tr_block_layer *b = &model->blocks[i];
-        int64_t kept, all, width = mlp_width(b);
-        tr_saved_plan(&c, b->is_moe, width, &kept, &all);
-        /* a backward holds what it computes again and about as many gradients as tensors */
-        if (all + all - kept > scratch) scratch = all + all - kept;
-        a_slot += kept;
+    int64_t boundary = c.N_loc * c.config->hidden_size * (int64_t)tr_dtype_bytes(c.t);
+    int64_t sum = 0, scratch = 0;
+    for (int64_t i = 0; i < slots; i++) {
+        int64_t most = 0; /* the chunks that use a slot use the same memory */
+        for (int64_t k = 0; k < model->stages.chunks; k++) {
+            if (!(slot_chunks[i] >> k & 1)) continue;
+            int64_t bytes = plan_chunk(&c, &model->chunks[k], &scratch);
+            if (bytes > most) most = bytes;
+        }
+        sum += 3 * boundary + 9 * c.N + most;
     }
-    int64_t head = tr_head_scratch_bytes(&c);
-    if (model->last) a_slot += boundary + 4 * c.N_loc;
-    if (model->last && head > scratch) scratch = head;
-    return slots * a_slot + scratch + tr_tensor_bytes(&c);
+    return sum + scratch + tr_tensor_bytes(&c);
 }

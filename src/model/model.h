@@ -1,8 +1,8 @@
-/* model.h - the decoder of one pipeline stage: declares its weights, and runs micro-batches through
- * its blocks in slots. Floor: model.
+/* model.h - the decoder of one pipeline rank: declares its weights, and runs micro-batches through
+ * its chunks of layers (stages.h) in slots. Floor: model.
  *
- * A slot holds one micro-batch in flight: its tokens, the activations its backward needs and the
- * buffers that cross stage boundaries. */
+ * A slot holds one micro-batch in flight in one chunk: its tokens, the activations its backward
+ * needs and the buffers that cross stage boundaries. Any chunk can use any slot. */
 #pragma once
 #include "config/config.h"
 #include "model/param.h"
@@ -52,12 +52,13 @@ void tr_model_sums_get(tr_model *model, tr_model_sums *sums);
 void tr_model_load(tr_model *model, int64_t slot, const tr_micro_batch *batch);
 /* Collective on the expert, context and tensor groups of the stage. Reads the boundary input (first
  * stage: tokens), writes the boundary output (last stage: the loss). */
-void tr_model_forward(tr_model *model, int64_t slot, bool training);
-/* Likewise. The boundary gradient goes from that of the output to that of the input, in place. */
+void tr_model_forward(tr_model *model, int64_t chunk, int64_t slot, bool training);
+/* Likewise, through the chunk of the slot's forward. The boundary gradient goes from that of the
+ * output to that of the input, in place. */
 void tr_model_backward(tr_model *model, int64_t slot);
 /* Collective on the stage. With router_aux_loss_scope global_batch: called between the last
- * forward and the first backward; `slots` micro-batches are waiting. Else does nothing. */
-void tr_model_all_forwards_done(tr_model *model, int64_t slots);
+ * forward and the first backward. Else does nothing. */
+void tr_model_all_forwards_done(tr_model *model);
 
 /* Local. From now on `watch` sees the routing of training forwards; NULL ends it. Costs copies. */
 void tr_model_watch_routing(tr_model *model, tr_watch_routing watch, void *self);
@@ -66,6 +67,8 @@ void tr_model_watch_routing(tr_model *model, tr_watch_routing watch, void *self)
 void *tr_model_input(tr_model *model, int64_t slot);
 void *tr_model_output(tr_model *model, int64_t slot);
 void *tr_model_gradient(tr_model *model, int64_t slot);
+/* Local. From one boundary buffer to another of this rank, where two of its chunks meet. */
+void tr_model_hand_over(tr_model *model, const void *from, void *to);
 int64_t tr_model_boundary_bytes(const tr_model *model);
 
 /* Local, one stage and tensor rank. After a forward without training: logits [V] at row n of slot
@@ -76,5 +79,7 @@ void tr_model_logits(tr_model *model, int64_t n, float *logits);
 /* Bytes of activations held for `slots` micro-batches and scratch, the most so far. */
 int64_t tr_model_activation_bytes(const tr_model *model);
 /* Local, pure. The same, planned before anything runs: what the blocks keep is exact (rows of
- * experts balanced), scratch a bound. */
-int64_t tr_model_plan_activations(const tr_model *model, int64_t slots, int64_t B, int64_t S);
+ * experts balanced), scratch a bound. slot_chunks [slots]: bit c says that chunk c uses the slot.
+ */
+int64_t tr_model_plan_activations(const tr_model *model, int64_t slots, const uint64_t *slot_chunks,
+                                  int64_t B, int64_t S);

@@ -110,6 +110,8 @@ typedef struct {
  * none), and what experts need. */
 void tr_saved_init(const tr_env *c, tr_saved *saved, bool is_moe, int64_t width);
 void tr_saved_fini(tr_saved *saved);
+/* Local. Before a forward: forgets the last one's tensors; the width as in tr_saved_init. */
+void tr_saved_restart(const tr_env *c, tr_saved *saved, int64_t width);
 /* Local. Memory for one saved tensor: kept or scratch, by the table; remembers it in `saved`. */
 void *tr_save(const tr_pass *pass, tr_saved *saved, tr_saved_id id);
 /* Local. Bytes a block of this kind keeps for one micro-batch, and all it saves, kept or not (rows

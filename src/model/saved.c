@@ -2,6 +2,7 @@
 #include "model/layers.h"
 
 #include <stdlib.h>
+#include <string.h>
 
 /* Dropped by: no recomputation, full, selective and full. */
 typedef enum { NEVER, FULL, SELECTIVE } drop_rule;
@@ -67,6 +68,11 @@ void tr_saved_init(const tr_env *c, tr_saved *saved, bool is_moe, int64_t mlp_wi
     saved->balance = calloc(groups * (1 + E), sizeof *saved->balance);
     if (!saved->send_rows || !saved->stats || !saved->balance) abort();
     saved->recv_rows = saved->send_rows + ep;
+}
+
+void tr_saved_restart(const tr_env *c, tr_saved *saved, int64_t mlp_width) {
+    memset(saved->t, 0, sizeof saved->t);
+    saved->width = own_width(c, mlp_width);
 }
 
 void tr_saved_fini(tr_saved *saved) {

@@ -240,15 +240,12 @@ tr_status tr_job_init_weights(tr_job *job) {
 /* --- the plan ------------------------------------------------------------------------------------
  */
 
-/* Micro-batches this rank holds at once. */
-static int64_t in_flight(const tr_job *job) {
+/* What this rank does in a step. */
+static tr_schedule schedule_of(const tr_job *job) {
     tr_schedule_shape shape = {.kind = job->config->parallel.schedule,
                                .stages = tr_stages_of(job->config),
                                .micro_batches = job->micro_batches};
-    tr_schedule s = tr_schedule_create(&shape, job->grid->at.p);
-    int64_t slots = s.slots;
-    tr_schedule_free(&s);
-    return slots;
+    return tr_schedule_create(&shape, job->grid->at.p);
 }
 
 /* What the machine could still give, as /proc/meminfo says; unlimited when it does not. */
@@ -279,13 +276,17 @@ void tr_job_print_plan(const tr_job *job) {
         (long long)c->training.global_batch_size, (long long)c->data.sequence_length,
         (long long)job->micro_batches, job->micro_batches == 1 ? "" : "es",
         (long long)c->training.micro_batch_size);
-    int64_t fixed = tr_registry_bytes(r), slots = in_flight(job);
-    int64_t working = tr_model_plan_activations(job->model, slots, c->training.micro_batch_size,
-                                                c->data.sequence_length);
+    tr_schedule schedule = schedule_of(job);
+    int64_t fixed = tr_registry_bytes(r), slots = schedule.slots;
+    int64_t working =
+        tr_model_plan_activations(job->model, slots, schedule.slot_chunks,
+                                  c->training.micro_batch_size, c->data.sequence_length);
+    tr_schedule_free(&schedule);
+    int64_t parts = c->parallel.virtual_stages;
     tr_say("memory     %.1f MiB a rank for weights, gradients and optimizer, about %.1f MiB for "
-           "%lld micro-batch%s",
+           "%lld micro-batch%s%s",
            (double)fixed / 1048576.0, (double)working / 1048576.0, (long long)slots,
-           slots == 1 ? "" : "es");
+           slots == 1 ? "" : "es", parts > 1 ? ", each in one part of the rank's layers" : "");
     double there = available_bytes() / tr_comm_node_size(job->world);
     if ((double)(fixed + working) > there)
         tr_warn("that is more than the %.1f MiB this machine has free for a rank; use more ranks, "

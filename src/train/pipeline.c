@@ -5,13 +5,12 @@
 
 #include <stdlib.h>
 
-enum { TAG_FORWARD = 1, TAG_BACKWARD = 2 };
-
 struct tr_pipeline {
     tr_model *model;
     const tr_grid *grid;
     tr_comm *comm; /* the pipeline group */
     const tr_config *config;
+    tr_stages stages;
     tr_schedule train;
     /* state: per slot */
     int64_t slots;
@@ -29,9 +28,10 @@ static tr_schedule_shape shape_of(const tr_config *config, int64_t m, bool forwa
 tr_status tr_pipeline_create(tr_model *model, const tr_grid *grid, const tr_config *config,
                              int64_t m, int64_t B, int64_t S, tr_pipeline **pipeline_p) {
     tr_schedule_shape shape = shape_of(config, m, false);
-    if (shape.kind > TR_SCHEDULE_GPIPE)
-        return tr_fail(TR_ERR_USAGE, "parallel.schedule: this schedule can be drawn (trireme plan "
-                                     "CONFIG --schedule) but not run yet; use 1f1b or gpipe");
+    if (shape.kind > TR_SCHEDULE_INTERLEAVED)
+        return tr_fail(TR_ERR_USAGE,
+                       "parallel.schedule: this schedule can be drawn (trireme plan "
+                       "CONFIG --schedule) but not run yet; use 1f1b, gpipe or interleaved");
     tr_schedule *all = tr_schedules_create(&shape);
     tr_status status = tr_schedules_prove(all, &shape);
     if (status != TR_OK) {
@@ -47,7 +47,9 @@ tr_status tr_pipeline_create(tr_model *model, const tr_grid *grid, const tr_conf
     p->grid = grid;
     p->comm = grid->comm[TR_GROUP_PIPELINE];
     p->config = config;
-    p->slots = p->train.slots > 2 ? p->train.slots : 2; /* evaluation uses two */
+    p->stages = shape.stages;
+    int64_t evaluation = shape.stages.chunks == 1 ? 2 : tr_stages_count(&shape.stages);
+    p->slots = p->train.slots > evaluation ? p->train.slots : evaluation;
     p->sending_output = calloc((size_t)(3 * p->slots), sizeof(tr_request *));
     if (!p->sending_output) abort();
     p->sending_gradient = p->sending_output + p->slots;
@@ -69,71 +71,112 @@ static void end(tr_request **request) {
     *request = NULL;
 }
 
-static void receive_begin(tr_pipeline *p, const tr_action *a, int64_t slot) {
-    int64_t bytes = tr_model_boundary_bytes(p->model);
-    if (a->kind == TR_RECV_FORWARD)
-        p->receiving[slot] = tr_recv_begin(p->comm, NULL, p->grid->at.p - 1, TAG_FORWARD,
-                                           tr_model_input(p->model, slot), bytes);
-    else {
-        end(&p->sending_gradient[slot]); /* the same buffer, an earlier micro-batch's */
-        p->receiving[slot] = tr_recv_begin(p->comm, NULL, p->grid->at.p + 1, TAG_BACKWARD,
-                                           tr_model_gradient(p->model, slot), bytes);
+/* --- messages -----------------------------------------------------------------------------------
+ */
+
+/* Between two chunks of this rank nothing is sent: it is copied. */
+static bool local(const tr_pipeline *p, const tr_action *a) {
+    return a->peer == p->grid->at.p;
+}
+
+/* A boundary is known by the chunk that receives, and the direction. */
+static int tag_of(const tr_pipeline *p, const tr_action *a) {
+    bool forward = a->kind == TR_RECV_FORWARD || a->kind == TR_SEND_FORWARD;
+    int64_t stage = tr_stage_of(&p->stages, p->grid->at.p, a->task.chunk);
+    if (!tr_action_receives(a->kind)) stage += forward ? 1 : -1;
+    return 1 + 2 * (int)tr_stage_chunk(&p->stages, stage) + !forward;
+}
+
+static void receive_begin(tr_pipeline *p, const tr_action *a) {
+    int32_t slot = a->task.slot;
+    bool forward = a->kind == TR_RECV_FORWARD;
+    if (!forward) end(&p->sending_gradient[slot]); /* the same buffer, an earlier micro-batch's */
+    void *buffer = forward ? tr_model_input(p->model, slot) : tr_model_gradient(p->model, slot);
+    p->receiving[slot] = tr_recv_begin(p->comm, NULL, a->peer, tag_of(p, a), buffer,
+                                       tr_model_boundary_bytes(p->model));
+}
+
+static void receive(tr_pipeline *p, const tr_action *a) {
+    int32_t slot = a->task.slot;
+    if (local(p, a)) {
+        if (a->kind == TR_RECV_FORWARD)
+            tr_model_hand_over(p->model, tr_model_output(p->model, a->other.slot),
+                               tr_model_input(p->model, slot));
+        return; /* a gradient was handed over by its send */
+    }
+    if (!p->receiving[slot]) receive_begin(p, a);
+    end(&p->receiving[slot]);
+}
+
+static void send(tr_pipeline *p, const tr_action *a) {
+    int32_t slot = a->task.slot, to = a->other.slot;
+    bool forward = a->kind == TR_SEND_FORWARD;
+    void *buffer = forward ? tr_model_output(p->model, slot) : tr_model_gradient(p->model, slot);
+    if (!local(p, a)) {
+        tr_request **request = forward ? p->sending_output : p->sending_gradient;
+        request[slot] = tr_send_begin(p->comm, NULL, a->peer, tag_of(p, a), buffer,
+                                      tr_model_boundary_bytes(p->model));
+    } else if (!forward) {
+        end(&p->sending_gradient[to]);
+        tr_model_hand_over(p->model, buffer, tr_model_gradient(p->model, to));
     }
 }
 
-/* Begins the receives that come after the compute at `i`, up to the next compute. A slot that this
- * compute still uses, or that waits for another receive, is left for its turn. */
+static bool uses(const tr_task *task, int32_t slot) {
+    return task && task->slot == slot;
+}
+
+/* Begins the receives that come after the computation at `i`, up to the next one. What would have
+ * to wait, or goes into a slot that this computation still uses, is left for its turn. */
 static void look_ahead(tr_pipeline *p, const tr_schedule *s, int64_t i) {
-    int64_t busy = s->actions[i].task.slot;
+    tr_parts now = tr_action_parts(&s->actions[i]);
     for (int64_t j = i + 1; j < s->count && !tr_action_computes(s->actions[j].kind); j++) {
-        int64_t slot = s->actions[j].task.slot;
-        if (tr_action_receives(s->actions[j].kind) && slot != busy && !p->receiving[slot])
-            receive_begin(p, &s->actions[j], slot);
+        const tr_action *a = &s->actions[j];
+        int32_t slot = a->task.slot;
+        if (!tr_action_receives(a->kind) || local(p, a) || p->receiving[slot]) continue;
+        if (uses(now.forward, slot) || uses(now.input, slot) || uses(now.weight, slot)) continue;
+        if (a->kind == TR_RECV_FORWARD || tr_test(p->sending_gradient[slot])) receive_begin(p, a);
     }
 }
 
-static void run(tr_pipeline *p, const tr_schedule *s, bool training, tr_load_micro_batch load,
-                void *self) {
-    tr_model *model = p->model;
-    int64_t bytes = tr_model_boundary_bytes(model), forwards = 0;
-    bool backward_seen = false;
+/* --- computations -------------------------------------------------------------------------------
+ */
+
+typedef struct {
+    bool training, backward_seen;
+    tr_load_micro_batch load;
+    void *self;
+} running;
+
+static void forward(tr_pipeline *p, const running *now, const tr_task *task) {
+    tr_micro_batch batch;
+    now->load(now->self, task->micro_batch, &batch);
+    tr_model_load(p->model, task->slot, &batch);
+    end(&p->sending_output[task->slot]);
+    tr_model_forward(p->model, task->chunk, task->slot, now->training);
+}
+
+static void compute(tr_pipeline *p, running *now, const tr_action *a) {
+    tr_parts parts = tr_action_parts(a);
+    if (parts.forward) forward(p, now, parts.forward);
+    if (!parts.input) return;
+    if (!now->backward_seen) tr_model_all_forwards_done(p->model);
+    now->backward_seen = true;
+    end(&p->sending_gradient[parts.input->slot]);
+    tr_model_backward(p->model, parts.input->slot);
+}
+
+static void run(tr_pipeline *p, const tr_schedule *s, running now) {
     for (int64_t i = 0; i < s->count; i++) {
         const tr_action *a = &s->actions[i];
-        int64_t slot = a->task.slot;
         tr_watch_action(tr_action_name(a->kind), a->task.micro_batch);
-        if (tr_action_computes(a->kind)) look_ahead(p, s, i);
-        switch (a->kind) {
-        case TR_RECV_FORWARD:
-        case TR_RECV_BACKWARD:
-            if (!p->receiving[slot]) receive_begin(p, a, slot);
-            end(&p->receiving[slot]);
-            break;
-        case TR_FORWARD: {
-            tr_micro_batch batch;
-            load(self, a->task.micro_batch, &batch);
-            tr_model_load(model, slot, &batch);
-            end(&p->sending_output[slot]);
-            tr_model_forward(model, slot, training);
-            forwards++;
-            break;
-        }
-        case TR_SEND_FORWARD:
-            p->sending_output[slot] = tr_send_begin(p->comm, NULL, p->grid->at.p + 1, TAG_FORWARD,
-                                                    tr_model_output(model, slot), bytes);
-            break;
-        case TR_BACKWARD:
-            if (!backward_seen) tr_model_all_forwards_done(model, forwards);
-            backward_seen = true;
-            end(&p->sending_gradient[slot]);
-            tr_model_backward(model, slot);
-            break;
-        case TR_SEND_BACKWARD:
-            p->sending_gradient[slot] =
-                tr_send_begin(p->comm, NULL, p->grid->at.p - 1, TAG_BACKWARD,
-                              tr_model_gradient(model, slot), bytes);
-            break;
-        default:
-            tr_abort("unknown action in the schedule");
+        if (tr_action_computes(a->kind)) {
+            look_ahead(p, s, i);
+            compute(p, &now, a);
+        } else if (tr_action_receives(a->kind)) {
+            receive(p, a);
+        } else {
+            send(p, a);
         }
     }
     for (int64_t i = 0; i < p->slots; i++) {
@@ -143,12 +186,12 @@ static void run(tr_pipeline *p, const tr_schedule *s, bool training, tr_load_mic
 }
 
 void tr_pipeline_train(tr_pipeline *p, tr_load_micro_batch load, void *self) {
-    run(p, &p->train, true, load, self);
+    run(p, &p->train, (running){.training = true, .load = load, .self = self});
 }
 
 void tr_pipeline_evaluate(tr_pipeline *p, int64_t m, tr_load_micro_batch load, void *self) {
     tr_schedule_shape shape = shape_of(p->config, m, true);
     tr_schedule s = tr_schedule_create(&shape, p->grid->at.p);
-    run(p, &s, false, load, self);
+    run(p, &s, (running){.training = false, .load = load, .self = self});
     tr_schedule_free(&s);
 }

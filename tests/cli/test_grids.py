@@ -18,6 +18,7 @@ GRIDS = {  # name: (ranks, parallel settings, global settings)
     "cp4": (4, dict(context=4)),
     "pp2 x cp2": (4, dict(pipeline=2, context=2)),
     "pp2 gpipe": (2, dict(pipeline=2, schedule="gpipe")),
+    "pp2 interleaved": (2, dict(pipeline=2, schedule="interleaved")),
     "pp2 x dp2 x cp2": (8, dict(pipeline=2, context=2)),
     "tp2": (2, dict(tensor=2)),
     "tp4": (4, dict(tensor=4)),
