@@ -29,7 +29,9 @@ enum {
     KEY_SEQUENCE,
     KEY_SCHEDULE,
     KEY_WORLD,
-    KEY_TRACE
+    KEY_TRACE,
+    KEY_FULL,
+    KEY_ALL
 };
 
 /* Each option belongs to one group; a command takes the groups it names. */
@@ -40,6 +42,8 @@ static const struct argp_option options[] = {
      "Go on from the newest checkpoint, start afresh, or take this file", TR_TAKES_TRAIN},
     {"dry-run", KEY_DRY_RUN, 0, 0, "Check config, data and grid, print the plan, do not train",
      TR_TAKES_TRAIN},
+    {"full", KEY_FULL, 0, 0, "Prove the config itself, not a small twin of it", TR_TAKES_VERIFY},
+    {"all", KEY_ALL, 0, 0, "Print every parameter, not only the worst", TR_TAKES_VERIFY},
     {"checkpoint", KEY_CHECKPOINT, "PATH", 0, "The checkpoint to read", TR_TAKES_CHECKPOINT},
     {"prompt", KEY_PROMPT, "TEXT", 0, "What the sample starts with", TR_TAKES_SAMPLE},
     {"tokens", KEY_TOKENS, "N", 0, "How many tokens to add (200)", TR_TAKES_SAMPLE},
@@ -196,6 +200,12 @@ static error_t parse(int key, char *text, struct argp_state *state) {
         break;
     case KEY_TRACE:
         a->trace = text;
+        break;
+    case KEY_FULL:
+        a->full = true;
+        break;
+    case KEY_ALL:
+        a->all = true;
         break;
     case ARGP_KEY_ARG:
         word(p, text);

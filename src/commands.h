@@ -16,7 +16,7 @@ typedef struct {
     double validation_fraction, temperature, top_p;
     int64_t tokens, seed, sequence_length, end_of_document;
     int64_t world; /* 0: not given */
-    bool dry_run, schedule;
+    bool dry_run, schedule, full, all;
 } tr_arguments;
 
 /* Groups of options a command takes. */
@@ -26,6 +26,7 @@ enum {
     TR_TAKES_CHECKPOINT = 4,
     TR_TAKES_SAMPLE = 8,
     TR_TAKES_DATA = 16,
+    TR_TAKES_VERIFY = 32,
     TR_TAKES_PLAN = 64
 };
 

@@ -13,6 +13,7 @@
 #include "train/resume.h"
 #include "train/signals.h"
 #include "train/trainer.h"
+#include "train/verify.h"
 
 #include <errno.h>
 #include <stdio.h>
@@ -67,6 +68,14 @@ static tr_status command_train(const tr_arguments *a, tr_comm *world) {
     return status;
 }
 
+static tr_status command_verify(const tr_arguments *a, tr_comm *world) {
+    tr_config *config = NULL;
+    tr_status status = tr_agree(world, tr_config_read(a->config, a->nsets, a->sets, &config));
+    if (status == TR_OK) status = tr_verify(config, world, &(tr_verify_options){a->full, a->all});
+    tr_config_destroy(config);
+    return status;
+}
+
 /* --- eval, generate
  * --------------------------------------------------------------------------------- */
 
@@ -99,11 +108,11 @@ static tr_status command_eval(const tr_arguments *a, tr_comm *world) {
 static tr_status stored_config(const tr_arguments *a, tr_comm *world, tr_config **config_p) {
     tr_progress_state state = {0};
     TR_TRY(tr_checkpoint_state(world, a->checkpoint, &state));
-    char *sets[] = {"parallel.pipeline=1", "parallel.context=1",     "parallel.expert=1",
-                    "parallel.tensor=1",   "parallel.schedule=1f1b", "parallel.virtual_stages=1",
-                    "model.init_from=null"};
-    tr_status status = tr_config_parse(state.config, a->checkpoint,
-                                       (int)(sizeof sets / sizeof *sets), sets, config_p);
+    char *sets[] = {"model.init_from=null"};
+    tr_config *stored = NULL;
+    tr_status status = tr_config_parse(state.config, a->checkpoint, 0, NULL, &stored);
+    if (status == TR_OK) status = tr_config_alter(stored, true, 1, sets, config_p);
+    tr_config_destroy(stored);
     free(state.config);
     return status;
 }
@@ -137,6 +146,8 @@ static tr_status command_bench(const tr_arguments *a, tr_comm *world) {
 const tr_command tr_commands[] = {
     {"train", "CONFIG", "train a model, or go on with it", TR_TAKES_SET | TR_TAKES_TRAIN,
      command_train},
+    {"verify", "CONFIG", "prove that a grid computes what one rank does",
+     TR_TAKES_SET | TR_TAKES_VERIFY, command_verify},
     {"eval", "CONFIG --checkpoint PATH", "loss on the validation data",
      TR_TAKES_SET | TR_TAKES_CHECKPOINT, command_eval},
     {"generate", "--checkpoint PATH --prompt TEXT", "text from a trained model",

@@ -138,9 +138,7 @@ double tr_lab_time(const tr_lab *lab, tr_comm *comm, double seconds, void (*work
 
 void tr_lab_rank_0(const tr_lab *lab, void (*work)(void *self), void *self) {
     if (tr_comm_rank(lab->world) == 0) work(self);
-    tr_request *all = tr_barrier_begin(lab->world);
-    while (!tr_test(all)) nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
-    tr_end(all);
+    tr_end_asleep(tr_barrier_begin(lab->world));
 }
 
 /* --- rows and data ---------------------------------------------------------------------------- */

@@ -118,6 +118,10 @@ tr_status tr_config_read(const char *path, int nsets, char *const *sets, tr_conf
 /* The same from text (a checkpoint's stored config); `name` is used in messages. */
 tr_status tr_config_parse(const char *text, const char *name, int nsets, char *const *sets,
                           tr_config **config_p);
+/* The same from a config that was read, with `sets` over it; `unsharded` leaves out section
+ * parallel first, so that it has its defaults: what one rank runs. */
+tr_status tr_config_alter(const tr_config *config, bool unsharded, int nsets, char *const *sets,
+                          tr_config **config_p);
 void tr_config_destroy(tr_config *config); /* NULL-safe */
 
 /* Local. The resolved config as YAML that reads back to the same values. Caller frees. */

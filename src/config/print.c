@@ -99,13 +99,14 @@ static bool resolved_away(const tr_setting *row) {
     return !strcmp(row->section, "model") && !strcmp(row->key, "from");
 }
 
-static char *print_rows(const tr_config *config, bool identity_only) {
+static char *print_rows(const tr_config *config, bool identity_only, const char *without) {
     memory_text out;
     text_begin(&out);
     const char *section = "";
     for (int i = 0; i < tr_setting_count; i++) {
         const tr_setting *row = &tr_settings[i];
         if (resolved_away(row) || (identity_only && !row->identity)) continue;
+        if (without && !strcmp(row->section, without)) continue;
         if (strcmp(section, row->section)) fprintf(out.to, "%s:\n", row->section);
         section = row->section;
         fprintf(out.to, "  %s: ", row->key);
@@ -116,11 +117,15 @@ static char *print_rows(const tr_config *config, bool identity_only) {
 }
 
 char *tr_config_print(const tr_config *config) {
-    return print_rows(config, false);
+    return print_rows(config, false, NULL);
+}
+
+char *tr_settings_print(const tr_config *config, const char *without) {
+    return print_rows(config, false, without);
 }
 
 char *tr_config_identity(const tr_config *config) {
-    return print_rows(config, true);
+    return print_rows(config, true, NULL);
 }
 
 static char *row_value(const tr_config *config, const tr_setting *row) {

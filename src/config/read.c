@@ -177,6 +177,18 @@ tr_status tr_config_parse(const char *text, const char *name, int nsets, char *c
     return status;
 }
 
+tr_status tr_config_alter(const tr_config *config, bool unsharded, int nsets, char *const *sets,
+                          tr_config **config_p) {
+    char *rest = tr_settings_print(config, unsharded ? "parallel" : NULL), *text = rest;
+    bool global = config->model.router_aux_loss_scope == TR_AUX_GLOBAL_BATCH;
+    if (unsharded && global && asprintf(&text, "%sparallel: {schedule: gpipe}\n", rest) < 0)
+        abort();
+    tr_status status = tr_config_parse(text, config->source, nsets, sets, config_p);
+    if (text != rest) free(text);
+    free(rest);
+    return status;
+}
+
 /* The whole file, with a NUL at its end. */
 static tr_status read_file(const char *path, char **text_p) {
     FILE *file = fopen(path, "rb");

@@ -73,6 +73,8 @@ int64_t tr_utf8_fault(const char *text, size_t bytes);
 /* The fewest digits that read back the same; a string, quoted when plain text would be misread. */
 void tr_write_real(FILE *to, double value);
 void tr_write_string(FILE *to, const char *text);
+/* Every row as YAML that reads back, without section `without` (NULL: all). Caller frees. */
+char *tr_settings_print(const tr_config *config, const char *without);
 /* A row's value as YAML on one line. */
 void tr_setting_write(FILE *to, const tr_config *config, const tr_setting *row);
 /* "an integer, at least 1": what a row takes. */

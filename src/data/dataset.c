@@ -6,6 +6,7 @@
 #include "data/alloc.h"
 #include "data/mixture.h"
 #include "data/permute.h"
+#include "data/synthetic.h"
 #include "data/tokens.h"
 
 #include <inttypes.h>
@@ -33,7 +34,7 @@ typedef struct {
 struct tr_dataset {
     /* declared */
     int64_t sequence_length, vocab_size, pad_id;
-    bool shuffle;
+    bool shuffle, synthetic;
     uint64_t seed;
     double *weights; /* [count]; NULL: none */
     /* derived */
@@ -44,7 +45,7 @@ struct tr_dataset {
 };
 
 static tr_status check_options(const tr_dataset_options *o) {
-    if (o->files->count < 1)
+    if (!o->synthetic && o->files->count < 1)
         return tr_fail(TR_ERR_USAGE, "the list of data files is empty; name at least one");
     if (o->sequence_length < 1)
         return tr_fail(TR_ERR_USAGE, "sequence_length is %" PRId64 "; it must be at least 1",
@@ -117,6 +118,7 @@ static tr_status open_file(const tr_dataset_options *o, const char *path, data_f
 static tr_status open_files(const tr_dataset_options *o, tr_dataset *d) {
     bool weighted = false;
     TR_TRY(check_options(o));
+    if (d->synthetic) return TR_OK;
     TR_TRY(check_weights(o->files, &weighted));
     for (int64_t f = 0; f < d->count; f++) {
         data_file *file = &d->files[f];
@@ -139,8 +141,10 @@ tr_status tr_dataset_open(const tr_dataset_options *options, tr_dataset **datase
                       .vocab_size = options->vocab_size,
                       .pad_id = options->pad_id,
                       .shuffle = options->shuffle,
+                      .synthetic = options->synthetic,
+                      .samples = options->synthetic ? INT64_MAX : 0,
                       .seed = options->seed,
-                      .count = options->files->count,
+                      .count = options->synthetic ? 0 : options->files->count,
                       .order_stream = tr_stream_of_name("data.order")};
     d->files = tr_data_alloc(d->count, sizeof *d->files);
     tr_status status = open_files(options, d);
@@ -220,6 +224,10 @@ static int64_t find_file(const tr_dataset *d, int64_t id) {
  */
 static const data_file *locate(const tr_dataset *d, int64_t position, int64_t *id_p) {
     int64_t f, own;
+    if (d->synthetic) {
+        *id_p = position;
+        return NULL;
+    }
     if (d->weights) {
         tr_mixture_locate(&d->mixture, position, &f, &own);
         int64_t n = d->files[f].samples;
@@ -243,6 +251,12 @@ tr_status tr_dataset_sample(const tr_dataset *dataset, int64_t position, int32_t
         return tr_fail(TR_ERR_INTERNAL, "sample at position %" PRId64 " asked for", position);
     int64_t S = dataset->sequence_length, id, ids[READ_TOKENS];
     const data_file *file = locate(dataset, position, &id);
+    if (id_p) *id_p = id;
+    if (dataset->synthetic) {
+        tr_synthetic_sample(dataset->seed, position, S, dataset->vocab_size, dataset->pad_id, input,
+                            label, valid);
+        return TR_OK;
+    }
     const tr_tokens *t = &file->tokens;
     int64_t start = (id - file->first) * S;
     for (int64_t done = 0; done <= S; done += READ_TOKENS) {
@@ -265,6 +279,5 @@ tr_status tr_dataset_sample(const tr_dataset *dataset, int64_t position, int32_t
             }
         }
     }
-    if (id_p) *id_p = id;
     return TR_OK;
 }

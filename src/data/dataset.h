@@ -14,6 +14,7 @@ typedef struct tr_dataset tr_dataset;
 
 typedef struct {
     const tr_data_list *files; /* borrowed during open */
+    bool synthetic;            /* no files: samples are drawn (synthetic.h) */
     int64_t sequence_length;
     int64_t vocab_size;
     int64_t pad_id; /* -1 none */

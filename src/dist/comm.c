@@ -12,6 +12,7 @@
 #include <sched.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 /* Process-wide by contract: test switches, set before the first operation. */
 static tr_comm_switches switches = {.chunk_limit = 0, .synchronous = false, .shared = true};
@@ -333,6 +334,11 @@ void tr_end(tr_request *request) {
     request->next = comm->pool;
     comm->pool = request;
     comm->in_flight--;
+}
+
+void tr_end_asleep(tr_request *request) {
+    while (!tr_test(request)) nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
+    tr_end(request);
 }
 
 bool tr_test(tr_request *request) {

@@ -76,6 +76,8 @@ tr_request *tr_all_to_all_begin(tr_comm *comm, tr_stream *stream, const void *se
 /* Waits and gives the request back; NULL does nothing (begin may return NULL for what is already
  * done, as on one rank). While it waits it drives everything that is in flight in the process. */
 void tr_end(tr_request *request);
+/* The same for a wait that may be long because others compute: it sleeps between two looks. */
+void tr_end_asleep(tr_request *request);
 /* True when tr_end would not wait (and for NULL). Drives progress; call it between slices of
  * compute. */
 bool tr_test(tr_request *request);

@@ -165,6 +165,10 @@ float *tr_segment_master(const tr_registry *r, const tr_segment *g) {
     return s->master ? s->master + g->shard : (float *)s->weights + g->offset;
 }
 
+float *tr_segment_gradient(const tr_registry *r, const tr_segment *g) {
+    return r->space[g->param->space].grads + g->offset;
+}
+
 static void init_segment(const tr_registry *r, const tr_segment *g, uint64_t seed) {
     const tr_param_decl *d = &g->param->decl;
     float *w = tr_segment_master(r, g);

@@ -113,6 +113,8 @@ void tr_registry_publish(tr_registry *registry);
 
 /* Local. fp32 master values of a segment. */
 float *tr_segment_master(const tr_registry *registry, const tr_segment *segment);
+/* Local. Its gradient, fp32 device memory: after the reduction the sum over the group. */
+float *tr_segment_gradient(const tr_registry *registry, const tr_segment *segment);
 /* Local. The first element of bucket `b`'s part that this rank owns. */
 int64_t tr_space_piece(const tr_space *space, int64_t bucket);
 

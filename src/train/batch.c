@@ -79,6 +79,13 @@ void tr_batches_load(void *self, int64_t i, tr_micro_batch *batch) {
     *batch = (tr_micro_batch){b->token + at, b->label + at, b->valid + at};
 }
 
-int64_t tr_batches_now(const tr_batches *b) {
-    return b->now;
+int64_t tr_batches_rows(const tr_batches *b) {
+    return b->B * b->S_loc / b->grid->at.shape.tensor;
+}
+
+int64_t tr_batches_token(const tr_batches *b, int64_t n) {
+    const tr_grid_place *at = &b->grid->at;
+    int64_t row = at->t * tr_batches_rows(b) + n;
+    int64_t sequence = (at->d * b->m + b->now) * b->B + row / b->S_loc;
+    return sequence * b->S + tr_ring_position(b->S, at->shape.context, at->c, row % b->S_loc);
 }

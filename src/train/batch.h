@@ -21,5 +21,8 @@ tr_status tr_batches_read(tr_batches *batches, const tr_dataset *dataset, int64_
 
 /* A tr_load_micro_batch: self is the tr_batches. */
 void tr_batches_load(void *self, int64_t i, tr_micro_batch *batch);
-/* Local. The micro-batch loaded last. */
-int64_t tr_batches_now(const tr_batches *batches);
+/* Local. Rows of a micro-batch between layers on this rank: its tensor group shares them. */
+int64_t tr_batches_rows(const tr_batches *batches);
+/* Local. Row n of these in the micro-batch loaded last: its place in the step's batch, sequence * S
+ * + position. */
+int64_t tr_batches_token(const tr_batches *batches, int64_t n);

@@ -87,13 +87,27 @@ tr_status tr_job_create(const tr_config *config, tr_comm *world, bool plan_only,
     return TR_OK;
 }
 
+void tr_job_use_threads(const tr_job *job) {
+    omp_set_num_threads(job->threads);
+}
+
+static tr_dataset_options data_options(const tr_config *c) {
+    return (tr_dataset_options){.sequence_length = c->data.sequence_length,
+                                .vocab_size = c->model.vocab_size,
+                                .pad_id = c->data.pad_id,
+                                .mask = c->data.mask,
+                                .seed = (uint64_t)c->run.seed};
+}
+
+tr_status tr_job_open_synthetic(tr_job *job) {
+    tr_dataset_options o = data_options(job->config);
+    o.synthetic = true;
+    return tr_dataset_open(&o, &job->train);
+}
+
 static tr_status open_data(tr_job *job) {
     const tr_config *c = job->config;
-    tr_dataset_options o = {.sequence_length = c->data.sequence_length,
-                            .vocab_size = c->model.vocab_size,
-                            .pad_id = c->data.pad_id,
-                            .mask = c->data.mask,
-                            .seed = (uint64_t)c->run.seed};
+    tr_dataset_options o = data_options(c);
     if (c->data.train.count > 0) {
         o.files = &c->data.train;
         o.shuffle = true;

@@ -30,9 +30,13 @@ typedef struct {
 tr_status tr_job_create(const tr_config *config, tr_comm *world, bool plan_only, tr_job **job_p);
 /* Collective on world. Opens the data sets the config names. */
 tr_status tr_job_open_data(tr_job *job);
+/* Local. Instead: job->train draws its samples. */
+tr_status tr_job_open_synthetic(tr_job *job);
 /* Local, after tr_job_create. Slots and schedule for training. */
 tr_status tr_job_open_pipeline(tr_job *job);
 void tr_job_destroy(tr_job *job); /* Collective on world. NULL-safe */
+/* Local. Computes with this job's threads from now on, where a process holds two jobs in turn. */
+void tr_job_use_threads(const tr_job *job);
 
 /* Collective on world. Initial weights by seed, or from model.init_from. */
 tr_status tr_job_init_weights(tr_job *job);

@@ -39,7 +39,7 @@ static void update_segment(tr_registry *r, tr_space *s, const tr_segment *g, tr_
     void *compute = s->master ? (char *)s->weights + (size_t)g->offset * size : NULL;
     if (!g->param->decl.decay) h.weight_decay = 0;
     r->device->kernels->adamw(NULL, &h, tr_segment_master(r, g), compute, r->t, s->m + g->shard,
-                              s->v + g->shard, s->grads + g->offset, g->count);
+                              s->v + g->shard, tr_segment_gradient(r, g), g->count);
 }
 
 void tr_optimizer_update(tr_registry *r, const tr_optimizer_step *step, double grad_scale) {

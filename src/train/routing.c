@@ -1,8 +1,6 @@
 /* routing.c - writes routing decisions as they are made. Floor: train. */
 #include "train/routing.h"
 
-#include "model/layers.h"
-
 #include <errno.h>
 #include <inttypes.h>
 #include <stdio.h>
@@ -15,8 +13,7 @@ struct tr_routing_log {
     FILE *file;
 };
 
-/* Probability of the last chosen expert less that of the best one left; 1 when all are chosen. */
-static double gap(const float *prob, int64_t E, const int32_t *index, int64_t k) {
+double tr_routing_gap(const float *prob, int64_t E, const int32_t *index, int64_t k) {
     double least = 1, rest = -1;
     for (int64_t e = 0; e < E; e++) {
         bool chosen = false;
@@ -30,24 +27,18 @@ static double gap(const float *prob, int64_t E, const int32_t *index, int64_t k)
 static void watch(void *self, int64_t layer, const int32_t *index, const float *prob) {
     tr_routing_log *log = self;
     const tr_config *c = log->job->config;
-    const tr_grid_place *at = &log->job->grid->at;
     int64_t E = c->model.num_experts, k = c->model.num_experts_per_tok;
-    int64_t S = c->data.sequence_length, S_loc = S / at->shape.context;
-    int64_t B = c->training.micro_batch_size, N_loc = B * S_loc / at->shape.tensor;
-    int64_t sequence = (at->d * log->job->micro_batches + tr_batches_now(log->batches)) * B;
+    int64_t N = tr_batches_rows(log->batches);
     FILE *f = log->file;
     fprintf(f, "{\"step\": %" PRId64 ", \"layer\": %" PRId64 ", \"token\": [",
             log->job->at.step + 1, layer);
-    for (int64_t n = 0; n < N_loc; n++) {
-        int64_t row = at->t * N_loc + n;
-        int64_t position = tr_ring_position(S, at->shape.context, at->c, row % S_loc);
-        fprintf(f, "%s%" PRId64, n ? "," : "", (sequence + row / S_loc) * S + position);
-    }
+    for (int64_t n = 0; n < N; n++)
+        fprintf(f, "%s%" PRId64, n ? "," : "", tr_batches_token(log->batches, n));
     fprintf(f, "], \"expert\": [");
-    for (int64_t i = 0; i < N_loc * k; i++) fprintf(f, "%s%d", i ? "," : "", (int)index[i]);
+    for (int64_t i = 0; i < N * k; i++) fprintf(f, "%s%d", i ? "," : "", (int)index[i]);
     fprintf(f, "], \"gap\": [");
-    for (int64_t n = 0; n < N_loc; n++)
-        fprintf(f, "%s%.3g", n ? "," : "", gap(prob + n * E, E, index + n * k, k));
+    for (int64_t n = 0; n < N; n++)
+        fprintf(f, "%s%.3g", n ? "," : "", tr_routing_gap(prob + n * E, E, index + n * k, k));
     fprintf(f, "]}\n");
 }
 

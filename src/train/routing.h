@@ -14,3 +14,7 @@ typedef struct tr_routing_log tr_routing_log;
  */
 tr_status tr_routing_log_open(tr_job *job, const tr_batches *batches, tr_routing_log **log_p);
 void tr_routing_log_close(tr_routing_log *log); /* NULL-safe */
+
+/* Local. Probability of the last of the k chosen experts less that of the best one left; 1 when all
+ * E are chosen. */
+double tr_routing_gap(const float *prob, int64_t E, const int32_t *index, int64_t k);

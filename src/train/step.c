@@ -13,8 +13,10 @@ enum { S_LOSS, S_AUX, S_Z, S_SQUARES, S_LOADS };
 struct tr_step {
     tr_job *job;
     tr_batches *batches;
-    int64_t loads; /* MoE layers * experts */
-    double *sums;  /* [S_LOADS + loads] reduced over the world */
+    int64_t loads;                                   /* MoE layers * experts */
+    double *sums;                                    /* [S_LOADS + loads] reduced over the world */
+    void (*begins)(void *self, int64_t micro_batch); /* nullable */
+    void *begins_self;
 };
 
 tr_step *tr_step_create(tr_job *job) {
@@ -39,6 +41,17 @@ void tr_step_destroy(tr_step *s) {
 
 const tr_batches *tr_step_batches(const tr_step *s) {
     return s->batches;
+}
+
+void tr_step_watch(tr_step *s, void (*begins)(void *self, int64_t micro_batch), void *self) {
+    s->begins = begins;
+    s->begins_self = self;
+}
+
+static void load(void *self, int64_t i, tr_micro_batch *batch) {
+    tr_step *s = self;
+    if (s->begins) s->begins(s->begins_self, i);
+    tr_batches_load(s->batches, i, batch);
 }
 
 /* This step's samples; *labels_p the labelled tokens of the global batch. */
@@ -75,7 +88,7 @@ tr_status tr_step_gradients(tr_step *s, tr_step_result *result_p) {
     TR_TRY(next_samples(s, &labels));
     tr_model_begin_step(job->model, job->micro_batches * job->grid->at.shape.data,
                         labels ? (float)(1.0 / (double)labels) : 0.0f);
-    tr_pipeline_train(job->pipeline, tr_batches_load, s->batches);
+    tr_pipeline_train(job->pipeline, load, s);
     tr_watch_action("reduction of gradients", -1);
     tr_gradients_reduce(tr_model_registry(job->model), job->grid, &sum_squares);
     reduce_sums(s, sum_squares);

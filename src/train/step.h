@@ -19,6 +19,9 @@ void tr_step_destroy(tr_step *step); /* NULL-safe */
 /* The micro-batches it works on. */
 const tr_batches *tr_step_batches(const tr_step *step);
 
+/* Local. From now on `begins` is told of each micro-batch that is loaded, for showing progress. */
+void tr_step_watch(tr_step *step, void (*begins)(void *self, int64_t micro_batch), void *self);
+
 /* Collective on world. Forwards and backwards over the samples from job->at.samples; afterwards
  * each rank's shard of the gradients is the sum over all ranks. The same result everywhere.
  * TR_ERR_DATA or TR_ERR_IO when samples cannot be read. */
