@@ -1,13 +1,13 @@
 /* twin.c - shrinks a config, one dimension after the other. Floor: train. */
 #include "train/twin.h"
 
-#include "dist/blocks.h"
+#include "model/stages.h"
 
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 
-enum { TRIES = 64, FEW_MICRO_BATCHES = 32, LAYERS_A_CHUNK = 2, LEAST_LENGTH = 24 };
+enum { TRIES = 64, FEW_MICRO_BATCHES = 32, LAYERS_A_STAGE = 2, LEAST_LENGTH = 24 };
 
 typedef struct {
     int world;
@@ -64,12 +64,7 @@ static void narrow(shrinker *s, const char *key, int64_t now, int64_t least, int
 /* --- layers ------------------------------------------------------------------------------------
  */
 
-/* Runs of layers that stay together on a rank. */
-static int64_t chunks_of(const tr_config *c) {
-    return c->parallel.pipeline;
-}
-
-/* The layer of `from` that layer j of the n in the twin's chunk stands for: spread evenly, and the
+/* The layer of `from` that layer j of the n in the twin's stage stands for: spread evenly, and the
  * last one of the other kind if that is missing. */
 static int64_t stand_for(const tr_model_config *m, tr_range from, int64_t n, int64_t j) {
     bool kind = tr_config_layer_is_moe(m, from.first);
@@ -82,11 +77,12 @@ static int64_t stand_for(const tr_model_config *m, tr_range from, int64_t n, int
     return layer;
 }
 
-/* Two layers a chunk, and one more in the first where the layers do not divide. */
+/* Two layers a (virtual) stage, and one more in the first where the layers do not divide. */
 static void fewer_layers(shrinker *s) {
     const tr_model_config *m = &s->now->model;
-    int64_t chunks = chunks_of(s->now), L = m->num_hidden_layers;
-    int64_t few = chunks * LAYERS_A_CHUNK + (L % chunks > 0);
+    tr_stages stages = tr_stages_of(s->now);
+    int64_t count = tr_stages_count(&stages), L = m->num_hidden_layers;
+    int64_t few = count * LAYERS_A_STAGE + (L % count > 0);
     if (few >= L) return;
     char *dense = NULL;
     size_t bytes;
@@ -94,8 +90,9 @@ static void fewer_layers(shrinker *s) {
     if (!list) abort();
     int64_t listed = 0;
     for (int64_t i = 0; i < few && m->num_experts > 0; i++) {
-        int64_t chunk = tr_block_owner(few, chunks, i);
-        tr_range mine = tr_block_of(few, chunks, chunk), from = tr_block_of(L, chunks, chunk);
+        int64_t stage = tr_stage_of_layer(&stages, few, i);
+        tr_range mine = tr_stage_layers(&stages, few, stage);
+        tr_range from = tr_stage_layers(&stages, L, stage);
         if (tr_config_layer_is_moe(m, stand_for(m, from, mine.count, i - mine.first))) continue;
         fprintf(list, "%s%lld", listed++ ? "," : "", (long long)i);
     }
