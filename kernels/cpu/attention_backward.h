@@ -13,7 +13,9 @@
  * computed by the same chains of fma.
  *
  * Bound by multiply-adds. Of that peak on a Zen 4 core, S 4096 causal: fp32 87 % (head dimension
- * 64) and 85 % (128), two threads 88 and 84 %; bf16 81 and 83 % of twice as much. */
+ * 64) and 86 % (128); bf16 80 and 82 % of twice as much. The rest: at this length the queries of a
+ * head (6 MB at 128) come from the third cache at each visit, which a longer block of keys halves.
+ */
 #pragma once
 #include "kernels/cpu/attention_tile.h"
 #include "kernels/cpu/scratch.h"
@@ -22,7 +24,10 @@
 #include <sched.h>
 #include <stdatomic.h>
 
-enum { BBR = 128, BBC = 128 }; /* queries and keys of a block */
+enum {
+    BBR = 128,
+    BBC = 192
+}; /* queries and keys of a block: more keys, fewer visits to the queries */
 
 typedef struct {               /* a query head of the wave, all its rows */
     float *q, *dout;           /* rows form by blocks: [blocks][D/NR][BBR][KP] */

@@ -7,6 +7,7 @@
 #include "kernels/cpu/vec.h"
 
 #include <math.h>
+#include <stdbool.h>
 
 #define UNROLL _Pragma("GCC unroll 16")
 
@@ -68,6 +69,26 @@ VEC_FN vec vec_words(const float *p) {
 
 VEC_FN void vec_keep(float *p, vec x) {
     memcpy(p, &x, sizeof x);
+}
+
+/* The larger of each lane's bits as integers: orders positive numbers, NaN above them, and puts
+ * what is negative below. */
+VEC_FN vec_i32 bits_max(vec_i32 x, vec_i32 y) {
+#if defined(__AVX512F__)
+    return (vec_i32)_mm512_max_epi32((__m512i)x, (__m512i)y);
+#elif defined(__AVX2__)
+    return (vec_i32)_mm256_max_epi32((__m256i)x, (__m256i)y);
+#else
+    return (vec_i32)vec_select(x > y, (vec)x, (vec)y);
+#endif
+}
+
+/* Whether a lane exceeds limit. */
+VEC_FN bool bits_above(vec_i32 x, int32_t limit) {
+    int32_t lane[VEC], most = INT32_MIN;
+    memcpy(lane, &x, sizeof x);
+    for (int i = 0; i < VEC; i++) most = lane[i] > most ? lane[i] : most;
+    return most > limit;
 }
 
 /* Lane i of x where bit i is set, else of y. */

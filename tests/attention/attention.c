@@ -107,6 +107,31 @@ static void agrees_with_float64(void **state) {
     assert_int_equal(bad, 0);
 }
 
+/* Scores that climb along the keys, by less and by more than what kernels let pass before they take
+ * probabilities relative to a new maximum, and that fall again; some query heads alone. */
+static void scores_may_climb(void **state) {
+    (void)state;
+    const double steps[] = {0.02, 0.2, 1.0, 8.0, -0.3};
+    int bad = 0;
+    for (size_t i = 0; i < sizeof steps / sizeof *steps; i++)
+        /* inputs rounded to bf16 give large scores another value */
+        for (int bf16 = 0; bf16 < (steps[i] > 1 ? 1 : 2); bf16++) {
+            const shape s = {.Sq = 700, .Dqk = 64, .Hq = 2, .causal = true, .scale = 0.02f};
+            tr_dtype t = bf16 ? TR_BF16 : TR_F32;
+            problem p = problem_make(&s, t, t, t);
+            for (int64_t j = 0; j < s.Sq; j++)
+                for (int64_t d = 0; d < s.Dqk; d++) /* head 1 */
+                    p.k[(j * 2 + 1) * s.Dqk + d] *= 1 + steps[i] * (double)(j % 600) / 10;
+            problem_upload(&p);
+            oracle_forward(&p);
+            oracle_backward(&p);
+            for (const maker *m = next_maker(NULL); m; m = next_maker(m))
+                bad += !compare(&p, m, bf16 ? 4e-2 : 3e-5);
+            problem_free(&p);
+        }
+    assert_int_equal(bad, 0);
+}
+
 /* The oracle's gradients are derivatives of sum(out * dout). */
 static double loss(problem *p) {
     double sum = 0;
@@ -207,6 +232,7 @@ int main(int argc, char **argv) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(oracle_has_finite_differences),
         cmocka_unit_test(agrees_with_float64),
+        cmocka_unit_test(scores_may_climb),
         cmocka_unit_test(merged_chunks_equal_the_whole),
     };
     makers_init();
