@@ -44,6 +44,14 @@ export OMPI_MCA_oob_tcp_keepalive_time="${OMPI_MCA_oob_tcp_keepalive_time:-5}"
 export OMPI_MCA_oob_tcp_keepalive_intvl="${OMPI_MCA_oob_tcp_keepalive_intvl:-1}"
 export OMPI_MCA_oob_tcp_keepalive_probes="${OMPI_MCA_oob_tcp_keepalive_probes:-3}"
 
+# Which network the hosts talk over, where they have several: TRIREME_NETWORK=10.1.0.0/16, or an
+# interface (eth0). Without it Open MPI tries them all, and hangs if one that looks right
+# (docker0, a virtual machine's bridge) leads nowhere.
+if [ -n "${TRIREME_NETWORK:-}" ]; then
+    export OMPI_MCA_btl_tcp_if_include="${OMPI_MCA_btl_tcp_if_include:-$TRIREME_NETWORK}"
+    export OMPI_MCA_oob_tcp_if_include="${OMPI_MCA_oob_tcp_if_include:-$TRIREME_NETWORK}"
+fi
+
 # Time to save when mpirun itself gets SIGTERM, in seconds. mpirun waits this long, passes SIGTERM
 # to the ranks, waits this long again, then kills what is left: the second wait is for the running
 # step and the save. A job that ends with an error is ended the same way, so mpirun returns about

@@ -26,7 +26,7 @@
 enum { PLACE_WORDS = TR_PLACE_BYTES / 8, ACTION_WORDS = TR_ACTION_BYTES / 8 };
 typedef struct {
     _Alignas(64) _Atomic uint64_t marks; /* made so far */
-    _Atomic int64_t step, number;
+    _Atomic int64_t step, micro_batch;
     _Atomic uint64_t action[ACTION_WORDS], place[PLACE_WORDS];
     _Atomic bool waits;
     _Alignas(64) _Atomic uint64_t beats; /* signs of life of the watching thread */
@@ -34,7 +34,7 @@ typedef struct {
 } line;
 
 /* Process-wide by contract. */
-static line private_line = {.step = -1, .number = -1};
+static line private_line = {.step = -1, .micro_batch = -1};
 static line *own = &private_line; /* in shared memory while the watch runs */
 
 static void put_text(_Atomic uint64_t *to, int words, const char *text) {
@@ -64,9 +64,9 @@ void tr_watch_step(int64_t step) {
     tr_watch_progress();
 }
 
-void tr_watch_action(const char *action, int64_t number) {
+void tr_watch_action(const char *action, int64_t micro_batch) {
     put_text(own->action, ACTION_WORDS, action);
-    atomic_store_explicit(&own->number, number, memory_order_relaxed);
+    atomic_store_explicit(&own->micro_batch, micro_batch, memory_order_relaxed);
     tr_watch_progress();
 }
 
@@ -76,7 +76,7 @@ void tr_watch_wait(bool waits) {
 
 static tr_mark mark_on(const line *l) {
     tr_mark mark = {.step = atomic_load_explicit(&l->step, memory_order_relaxed),
-                    .number = atomic_load_explicit(&l->number, memory_order_relaxed),
+                    .micro_batch = atomic_load_explicit(&l->micro_batch, memory_order_relaxed),
                     .waits = atomic_load_explicit(&l->waits, memory_order_relaxed)};
     get_text(mark.place, PLACE_WORDS, l->place);
     get_text(mark.action, ACTION_WORDS, l->action);
@@ -89,7 +89,7 @@ static void move_line(line *to) {
     put_text(to->place, PLACE_WORDS, mark.place);
     put_text(to->action, ACTION_WORDS, mark.action);
     atomic_store(&to->step, mark.step);
-    atomic_store(&to->number, mark.number);
+    atomic_store(&to->micro_batch, mark.micro_batch);
     atomic_store(&to->waits, false);
     own = to;
 }
@@ -122,9 +122,10 @@ static struct {
     int rank, size;
     uint64_t key;
     line *shared;
-    other *others;    /* [size] */
-    int socket, stop; /* stop: an eventfd */
-    bool asks;        /* some rank must be asked */
+    other *others;     /* [size] */
+    tr_testimony *own; /* [size] room for answers */
+    int socket, stop;  /* stop: an eventfd */
+    bool asks;         /* some rank must be asked */
     /* state */
     pthread_t thread;
     double clock, last_wake, asking_since; /* -1: nobody has been asked lately */
@@ -146,6 +147,11 @@ static bool runs(const other *o) {
     return watch.clock - o->beaten < 4 * watch.tick;
 }
 
+static tr_witness witness_of(const other *o) {
+    return (tr_witness){
+        .runs = runs(o), .known = o->known, .idle = watch.clock - o->moved, .mark = o->mark};
+}
+
 static void look_at_node(void) {
     for (int r = 0; r < watch.size; r++) {
         other *o = &watch.others[r];
@@ -162,14 +168,16 @@ static void look_at_node(void) {
     }
 }
 
-static void hear(int rank, const tr_witness *answer) {
+static void hear(const tr_testimony *answer) {
     if (!answer) _Exit(TR_ERR_INTERNAL);
-    if (rank < 0 || rank >= watch.size) return;
-    other *o = &watch.others[rank];
-    double moved = watch.clock - answer->idle;
+    if (answer->about < 0 || answer->about >= watch.size) return;
+    const tr_witness *w = &answer->witness;
+    other *o = &watch.others[answer->about];
+    if (o->line) return; /* seen from here */
+    double moved = watch.clock - w->idle;
     if (moved > o->moved) o->moved = moved;
-    o->beaten = watch.clock;
-    o->mark = answer->mark;
+    if (w->runs) o->beaten = watch.clock;
+    o->mark = w->mark;
     o->known = true;
 }
 
@@ -205,11 +213,7 @@ static void tell_others(tr_watch_word word) {
 _Noreturn static void end_job(void) {
     char verdict[3000], text[4096];
     tr_witness *witnesses = calloc((size_t)watch.size, sizeof *witnesses);
-    for (int r = 0; r < watch.size && witnesses; r++) {
-        const other *o = &watch.others[r];
-        witnesses[r] = (tr_witness){
-            .runs = runs(o), .known = o->known, .idle = watch.clock - o->moved, .mark = o->mark};
-    }
+    for (int r = 0; r < watch.size && witnesses; r++) witnesses[r] = witness_of(&watch.others[r]);
     if (witnesses)
         tr_watch_verdict(verdict, sizeof verdict, witnesses, watch.size, watch.limit);
     else
@@ -240,11 +244,13 @@ static void look(void) {
     if (is_first(true) || still > watch.limit + half / 2) end_job();
 }
 
+/* Speaks for itself, and for those of its node that cannot. */
 static void answer_questions(void) {
-    const other *o = &watch.others[watch.rank];
-    tr_witness self = {
-        .runs = true, .known = true, .idle = watch.clock - o->moved, .mark = mark_on(own)};
-    if (watch.socket >= 0) tr_watch_serve(watch.socket, watch.key, watch.rank, &self, hear);
+    int count = 0;
+    for (int r = 0; r < watch.size; r++)
+        if (watch.others[r].line && (r == watch.rank || !runs(&watch.others[r])))
+            watch.own[count++] = (tr_testimony){r, witness_of(&watch.others[r])};
+    tr_watch_serve(watch.socket, watch.key, watch.rank, watch.own, count, hear);
 }
 
 static void *watch_all(void *unused) {
@@ -255,7 +261,7 @@ static void *watch_all(void *unused) {
     while (!(wakers[0].revents & POLLIN)) {
         poll(wakers, 2, (int)(1000 * watch.tick));
         advance_clock();
-        answer_questions();
+        if (watch.socket >= 0) answer_questions();
         if (watch.clock < next) continue;
         next = watch.clock + watch.tick / 2;
         atomic_fetch_add_explicit(&own->beats, 1, memory_order_relaxed);
@@ -320,7 +326,8 @@ void tr_watch_start(tr_comm *world, int64_t seconds) {
     watch.last_wake = monotonic();
     watch.asking_since = -1;
     watch.others = calloc((size_t)watch.size, sizeof *watch.others);
-    if (!watch.others) tr_abort("no memory for a table of %d ranks", watch.size);
+    watch.own = calloc((size_t)watch.size, sizeof *watch.own);
+    if (!watch.others || !watch.own) tr_abort("no memory for a table of %d ranks", watch.size);
     map_lines();
     watch.asks = false;
     for (int r = 0; r < watch.size; r++) {
@@ -344,6 +351,7 @@ void tr_watch_stop(void) {
     if (watch.socket >= 0) close(watch.socket);
     move_line(&private_line);
     free(watch.others);
+    free(watch.own);
     tr_comm_free(watch.node); /* and the lines with it */
     watch.world = watch.node = NULL;
 }

@@ -21,8 +21,8 @@
 void tr_watch_place(const char *place);
 /* Local. The step from now on; -1: none. */
 void tr_watch_step(int64_t step);
-/* Local, a few ns. What is done from now on, as ("forward of micro-batch", 3); number -1: none. */
-void tr_watch_action(const char *action, int64_t number);
+/* Local, a few ns. What is done from now on, as "forward", and with which micro-batch; -1: none. */
+void tr_watch_action(const char *action, int64_t micro_batch);
 /* Local. The action goes on: within what may take longer than the limit. */
 void tr_watch_progress(void);
 /* Local. Between true and false this rank waits for others and is not the cause of a stall. */

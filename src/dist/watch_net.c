@@ -16,7 +16,7 @@
 typedef struct {
     uint64_t key; /* the job's */
     int32_t word, from, to;
-    tr_witness witness; /* of an answer */
+    tr_testimony testimony; /* of an answer */
 } packet;
 
 static void list_addresses(tr_watch_door *door) {
@@ -66,8 +66,20 @@ void tr_watch_tell(int socket, uint64_t key, tr_watch_word word, int from, int t
     }
 }
 
-void tr_watch_serve(int socket, uint64_t key, int rank, const tr_witness *own,
-                    void (*hear)(int rank, const tr_witness *answer)) {
+static void answer(int socket, packet p, const tr_testimony *own, int count,
+                   const struct sockaddr_in *to) {
+    int rank = p.to;
+    p.word = TR_WATCH_ANSWER;
+    p.to = p.from;
+    p.from = rank;
+    for (int i = 0; i < count; i++) {
+        p.testimony = own[i];
+        (void)!sendto(socket, &p, sizeof p, 0, (const struct sockaddr *)to, sizeof *to);
+    }
+}
+
+void tr_watch_serve(int socket, uint64_t key, int rank, const tr_testimony *own, int count,
+                    void (*hear)(const tr_testimony *answer)) {
     packet p;
     struct sockaddr_in from;
     socklen_t bytes = sizeof from;
@@ -76,17 +88,13 @@ void tr_watch_serve(int socket, uint64_t key, int rank, const tr_witness *own,
         bytes = sizeof from;
         if (n != (ssize_t)sizeof p || p.key != key || p.to != rank) continue;
         if (p.word == TR_WATCH_END) {
-            hear(p.from, NULL);
-        } else if (p.word == TR_WATCH_ANSWER) {
-            p.witness.mark.place[TR_PLACE_BYTES - 1] = 0;
-            p.witness.mark.action[TR_ACTION_BYTES - 1] = 0;
-            hear(p.from, &p.witness);
+            hear(NULL);
+        } else if (p.word == TR_WATCH_ASK) {
+            answer(socket, p, own, count, &from);
         } else {
-            p.word = TR_WATCH_ANSWER;
-            p.to = p.from;
-            p.from = rank;
-            p.witness = *own;
-            (void)!sendto(socket, &p, sizeof p, 0, (struct sockaddr *)&from, sizeof from);
+            tr_mark *mark = &p.testimony.witness.mark;
+            mark->place[TR_PLACE_BYTES - 1] = mark->action[TR_ACTION_BYTES - 1] = 0;
+            hear(&p.testimony);
         }
     }
 }

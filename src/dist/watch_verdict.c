@@ -27,7 +27,7 @@ void tr_watch_describe(char *out, size_t bytes, const tr_mark *mark) {
     out[0] = 0;
     if (mark->action[0]) {
         add(&t, "`%s", mark->action);
-        if (mark->number >= 0) add(&t, " %lld", (long long)mark->number);
+        if (mark->micro_batch >= 0) add(&t, " of micro-batch %lld", (long long)mark->micro_batch);
         add(&t, "`");
     }
     if (mark->step >= 0)

@@ -10,8 +10,8 @@ enum { TR_PLACE_BYTES = 64, TR_ACTION_BYTES = 48, TR_WATCH_ADDRESSES = 4 };
 /* What a rank says it is doing. */
 typedef struct {
     char place[TR_PLACE_BYTES], action[TR_ACTION_BYTES];
-    int64_t step, number; /* -1: none */
-    bool waits;           /* for other ranks */
+    int64_t step, micro_batch; /* -1: none */
+    bool waits;                /* for other ranks */
 } tr_mark;
 
 /* What one rank knows of another. */
@@ -41,8 +41,13 @@ typedef enum { TR_WATCH_ASK, TR_WATCH_ANSWER, TR_WATCH_END } tr_watch_word;
 /* Local. Asks rank `to`, or tells it that the job ends, at every address it has. */
 void tr_watch_tell(int socket, uint64_t key, tr_watch_word word, int from, int to,
                    const tr_watch_door *door);
-/* Local, does not wait. Takes what has come, answers questions with `own`; calls hear(rank, answer)
- * for answers, and hear(rank, NULL) where the job ends. Datagrams without the job's key, or for
- * another rank, are dropped. */
-void tr_watch_serve(int socket, uint64_t key, int rank, const tr_witness *own,
-                    void (*hear)(int rank, const tr_witness *answer));
+/* What a rank knows of one, itself or another. */
+typedef struct {
+    int32_t about;
+    tr_witness witness;
+} tr_testimony;
+/* Local, does not wait. Takes what has come: answers each question with all of own [count]; calls
+ * hear(answer), and hear(NULL) where the job ends. Datagrams without the job's key, or for another
+ * rank, are dropped. */
+void tr_watch_serve(int socket, uint64_t key, int rank, const tr_testimony *own, int count,
+                    void (*hear)(const tr_testimony *answer));

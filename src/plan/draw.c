@@ -78,25 +78,13 @@ void tr_draw_timeline(const tr_schedule *lists, const tr_schedule_shape *shape,
 /* --- trace --------------------------------------------------------------------------------------
  */
 
-static const char *name_of(tr_action_kind kind) {
-    static const char *const names[TR_ACTION_KINDS] = {[TR_RECV_FORWARD] = "wait for input",
-                                                       [TR_RECV_BACKWARD] = "wait for gradient",
-                                                       [TR_FORWARD] = "forward",
-                                                       [TR_BACKWARD] = "backward",
-                                                       [TR_BACKWARD_INPUT] = "input gradient",
-                                                       [TR_WEIGHT] = "weight gradients",
-                                                       [TR_FORWARD_BACKWARD] =
-                                                           "forward and backward"};
-    return names[kind];
-}
-
 static void write_event(FILE *f, const tr_schedule_shape *shape, int64_t rank, const tr_action *a,
                         tr_span span) {
     fprintf(f,
             ",\n{\"ph\":\"X\",\"name\":\"%s\",\"pid\":0,\"tid\":%" PRId64
             ",\"ts\":%.3f,\"dur\":%.3f,\"args\":{\"micro_batch\":%" PRId64
             ",\"chunk\":%d,\"stage\":%" PRId64,
-            name_of(a->kind), rank, 1000 * span.start, 1000 * (span.end - span.start),
+            tr_action_name(a->kind), rank, 1000 * span.start, 1000 * (span.end - span.start),
             a->task.micro_batch, (int)a->task.chunk,
             tr_stage_of(&shape->stages, rank, a->task.chunk));
     if (a->kind == TR_FORWARD_BACKWARD)
@@ -120,7 +108,7 @@ tr_status tr_write_trace(const char *path, const tr_schedule *lists, const tr_sc
         for (int64_t i = 0; i < lists[r].count; i++) {
             const tr_action *a = &lists[r].actions[i];
             tr_span span = t->spans[r][i];
-            if (name_of(a->kind) && span.end > span.start) write_event(f, shape, r, a, span);
+            if (tr_action_name(a->kind) && span.end > span.start) write_event(f, shape, r, a, span);
         }
     }
     fprintf(f, "\n]}\n");

@@ -4,16 +4,16 @@
 #include <stdlib.h>
 
 const char *tr_action_name(tr_action_kind kind) {
-    static const char *const names[TR_ACTION_KINDS] = {
-        [TR_RECV_FORWARD] = "receive for forward of micro-batch",
-        [TR_SEND_FORWARD] = "send after forward of micro-batch",
-        [TR_RECV_BACKWARD] = "receive for backward of micro-batch",
-        [TR_SEND_BACKWARD] = "send after backward of micro-batch",
-        [TR_FORWARD] = "forward of micro-batch",
-        [TR_BACKWARD] = "backward of micro-batch",
-        [TR_BACKWARD_INPUT] = "input backward of micro-batch",
-        [TR_WEIGHT] = "weight gradients of micro-batch",
-        [TR_FORWARD_BACKWARD] = "forward, beside a backward, of micro-batch"};
+    static const char *const names[TR_ACTION_KINDS] = {[TR_RECV_FORWARD] = "wait for input",
+                                                       [TR_SEND_FORWARD] = "send of output",
+                                                       [TR_RECV_BACKWARD] = "wait for gradient",
+                                                       [TR_SEND_BACKWARD] = "send of gradient",
+                                                       [TR_FORWARD] = "forward",
+                                                       [TR_BACKWARD] = "backward",
+                                                       [TR_BACKWARD_INPUT] = "input gradient",
+                                                       [TR_WEIGHT] = "weight gradients",
+                                                       [TR_FORWARD_BACKWARD] =
+                                                           "forward and backward"};
     return names[kind];
 }
 

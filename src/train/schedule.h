@@ -31,7 +31,7 @@ typedef enum {
     TR_ACTION_KINDS
 } tr_action_kind;
 
-/* "forward of micro-batch" and the like, for messages; the task's number follows. */
+/* "wait for input", "forward", ... for people. */
 const char *tr_action_name(tr_action_kind kind);
 
 /* One micro-batch in one chunk of this rank. */

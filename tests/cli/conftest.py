@@ -61,11 +61,12 @@ class Lab:
         path.write_text(yaml.safe_dump(c, sort_keys=False))
         return path.name
 
-    def run(self, *words, ranks=1, code=0, env=None, timeout=240, prefix=()):
-        """Runs trireme; checks the exit code; returns the finished process with text output."""
-        command = [*prefix, os.environ["TRIREME"], *map(str, words)]
-        if ranks > 1:
-            command = ["mpirun", "-n", str(ranks), *command]
+    def run(self, *words, ranks=1, code=0, env=None, timeout=240, prefix=(), launcher=()):
+        """Runs trireme; checks the exit code; returns the finished process with text output.
+        launcher: what starts the ranks, if not mpirun on this host."""
+        if ranks > 1 and not launcher:
+            launcher = ["mpirun", "-n", str(ranks)]
+        command = [*launcher, *prefix, os.environ["TRIREME"], *map(str, words)]
         everything = f'. {ROOT}/launch/env.sh; exec "$@"'
         done = subprocess.run(["sh", "-c", everything, "sh", *command], cwd=self.path, text=True,
                               errors="replace", capture_output=True, timeout=timeout,

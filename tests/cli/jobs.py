@@ -108,15 +108,16 @@ def shared_memory_of(pid):
 class Job:
     """A training that runs while the test looks on."""
 
-    def __init__(self, lab, name, config, *sets, ranks=1, resume=None, env=None):
+    def __init__(self, lab, name, config, *sets, ranks=1, resume=None, env=None, launcher=()):
         self.lab, self.name, self.ranks = lab, name, ranks
         words = [os.environ["TRIREME"], "train", config]
         for s in sets:
             words += ["--set", s]
         if resume:
             words += ["--resume", str(resume)]
-        if ranks > 1:
-            words = ["mpirun", "-n", str(ranks), *words]
+        if ranks > 1 and not launcher:
+            launcher = ["mpirun", "-n", str(ranks)]
+        words = [*launcher, *words]
         self.said = lab.path / f"{name}.said"
         with open(self.said, "w") as out:
             self.process = subprocess.Popen(

@@ -12,11 +12,12 @@
 
 #include <cmocka.h>
 
-static tr_witness doing(const char *action, int64_t number, bool runs, bool waits) {
-    tr_witness w = {.runs = runs,
-                    .known = true,
-                    .idle = 600.4,
-                    .mark = {.place = "data 1", .step = 17, .number = number, .waits = waits}};
+static tr_witness doing(const char *action, int64_t micro_batch, bool runs, bool waits) {
+    tr_witness w = {
+        .runs = runs,
+        .known = true,
+        .idle = 600.4,
+        .mark = {.place = "data 1", .step = 17, .micro_batch = micro_batch, .waits = waits}};
     snprintf(w.mark.action, sizeof w.mark.action, "%s", action);
     return w;
 }
@@ -29,10 +30,11 @@ static const char *verdict(const tr_witness *ranks, int n) {
 
 static void who_is_blamed(void **state) {
     (void)state;
-    tr_witness waits = doing("receive for forward of micro-batch", 3, true, true);
-    tr_witness busy = doing("backward of micro-batch", 2, true, false);
+    tr_witness waits = doing("wait for input", 3, true, true);
+    tr_witness busy = doing("backward", 2, true, false);
     tr_witness stopped = doing("update of weights", -1, false, false);
-    tr_witness unknown = {.idle = INFINITY, .mark = {.place = "data 2", .step = -1, .number = -1}};
+    tr_witness unknown = {.idle = INFINITY,
+                          .mark = {.place = "data 2", .step = -1, .micro_batch = -1}};
     assert_string_equal(verdict((tr_witness[]){waits, busy, stopped}, 3),
                         "rank 2 (data 1) has been in `update of weights` of step 17 for 600 s: its "
                         "process is stopped or gone");
@@ -45,8 +47,8 @@ static void who_is_blamed(void **state) {
                         "end");
     assert_string_equal(verdict((tr_witness[]){waits, waits}, 2),
                         "all ranks have waited for each other for 600 s: rank 0 (data 1) in "
-                        "`receive for forward of micro-batch 3` of step 17, rank 1 (data 1) in "
-                        "`receive for forward of micro-batch 3` of step 17");
+                        "`wait for input of micro-batch 3` of step 17, rank 1 (data 1) in "
+                        "`wait for input of micro-batch 3` of step 17");
 }
 
 static void many_ranks_and_small_buffers(void **state) {
@@ -82,7 +84,7 @@ static void marks(void **state) {
     tr_watch_here(text, sizeof text);
     assert_string_equal(text, " (rank 0, in step 4)");
     tr_watch_place("pipeline 1, data 0");
-    tr_watch_action("backward of micro-batch", 7);
+    tr_watch_action("backward", 7);
     tr_watch_here(text, sizeof text);
     assert_string_equal(text,
                         " (rank 0, pipeline 1, data 0, in `backward of micro-batch 7` of step 4)");
@@ -97,7 +99,7 @@ static void marks(void **state) {
     enum { TIMES = 1000000 };
     struct timespec a, b;
     clock_gettime(CLOCK_MONOTONIC, &a);
-    for (int i = 0; i < TIMES; i++) tr_watch_action("receive for forward of micro-batch", i);
+    for (int i = 0; i < TIMES; i++) tr_watch_action("wait for input", i);
     clock_gettime(CLOCK_MONOTONIC, &b);
     double ns = (double)(b.tv_sec - a.tv_sec) * 1e9 + (double)(b.tv_nsec - a.tv_nsec);
     printf("a mark: %.1f ns\n", ns / TIMES);
