@@ -47,11 +47,12 @@ void tr_attention_layer_backward(const tr_attention_layer *l, const tr_pass *pas
     const tr_env *c = pass->c;
     int64_t D = c->config->head_dim, q_elems = c->N * c->Hq * D, kv_elems = c->N * c->Hkv * D;
     if (tr_lost(saved, TR_SAVED_ATTN)) tr_ring_forward(pass, saved); /* selective recomputation */
-    void *dout = tr_scratch(c, q_elems, c->t), *dq = tr_scratch(c, q_elems, c->t);
-    char *dk = tr_scratch(c, 2 * kv_elems, c->t);
+    void *dout = tr_scratch(c, q_elems, c->t), *dq = tr_operand(pass, q_elems);
+    char *dk = tr_operand(pass, 2 * kv_elems);
     char *dv = dk + (size_t)kv_elems * tr_dtype_bytes(c->t);
     const void *dy = tr_rows_gather(c, dy_loc);
-    tr_linear_weight(c, tr_param_at(c, l->o), dy, saved->t[TR_SAVED_ATTN], c->N);
+    dy = tr_operand_copy(pass, dy, c->N * c->config->hidden_size);
+    tr_linear_weight(pass, tr_param_at(c, l->o), dy, saved->t[TR_SAVED_ATTN], c->N);
     tr_linear_input(c, dout, c->t, dy, tr_param_at(c, l->o), c->N, 0);
     tr_ring_backward(pass, saved, dout, dq, dk);
     rotate(c, dq, c->Hq, -1);
@@ -61,8 +62,8 @@ void tr_attention_layer_backward(const tr_attention_layer *l, const tr_pass *pas
     tr_linear_input(c, sum.at, sum.t, dk, tr_param_at(c, l->k), c->N, 1);
     tr_linear_input(c, sum.at, sum.t, dv, tr_param_at(c, l->v), c->N, 1);
     tr_partial_end(c, &sum);
-    const void *x = tr_rows_gather(c, saved->t[TR_SAVED_NORM1]);
-    tr_linear_weight(c, tr_param_at(c, l->q), dq, x, c->N);
-    tr_linear_weight(c, tr_param_at(c, l->k), dk, x, c->N);
-    tr_linear_weight(c, tr_param_at(c, l->v), dv, x, c->N);
+    const void *x = tr_operand_rows(pass, saved->t[TR_SAVED_NORM1]);
+    tr_linear_weight(pass, tr_param_at(c, l->q), dq, x, c->N);
+    tr_linear_weight(pass, tr_param_at(c, l->k), dk, x, c->N);
+    tr_linear_weight(pass, tr_param_at(c, l->v), dv, x, c->N);
 }

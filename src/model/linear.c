@@ -61,20 +61,24 @@ void tr_linear_input(const tr_env *c, void *dx, tr_dtype dx_t, const void *dy, c
                                            .beta = beta});
 }
 
-void tr_linear_weight(const tr_env *c, const tr_param *w, const void *dy, const void *x,
-                      int64_t N) {
-    int64_t out = w->box.extent[0], in = w->box.extent[1];
+static void run_weight(const tr_env *c, const tr_weight_job *job) {
+    int64_t out = job->w->box.extent[0], in = job->w->box.extent[1];
     c->kernels->gemm(c->stream, &(tr_gemm){.M = out,
                                            .N = in,
-                                           .K = N,
-                                           .A = dy,
+                                           .K = job->rows,
+                                           .A = job->dy,
                                            .lda = out,
                                            .trans_a = true,
-                                           .B = x,
+                                           .B = job->x,
                                            .ldb = in,
-                                           .C = w->grad,
+                                           .C = job->w->grad,
                                            .ldc = in,
                                            .ab = c->t,
                                            .c = TR_F32,
                                            .beta = 1});
+}
+
+void tr_linear_weight(const tr_pass *pass, const tr_param *w, const void *dy, const void *x,
+                      int64_t N) {
+    tr_weight_add(pass, &(tr_weight_job){.run = run_weight, .w = w, .dy = dy, .x = x, .rows = N});
 }

@@ -42,9 +42,10 @@ void tr_mlp_backward(const tr_mlp_layer *l, const tr_pass *pass, tr_saved *saved
     int64_t I = saved->width;
     tr_arena_mark mark = tr_arena_get_mark(c->scratch);
     if (tr_lost(saved, TR_SAVED_ACT)) activate(pass, saved); /* selective recomputation */
-    void *dgate = tr_scratch(c, c->N * I, c->t), *dup = tr_scratch(c, c->N * I, c->t);
+    void *dgate = tr_operand(pass, c->N * I), *dup = tr_operand(pass, c->N * I);
     const void *dy = tr_rows_gather(c, dy_loc);
-    tr_linear_weight(c, tr_param_at(c, l->down), dy, saved->t[TR_SAVED_ACT], c->N);
+    dy = tr_operand_copy(pass, dy, c->N * c->config->hidden_size);
+    tr_linear_weight(pass, tr_param_at(c, l->down), dy, saved->t[TR_SAVED_ACT], c->N);
     tr_linear_input(c, dgate, c->t, dy, tr_param_at(c, l->down), c->N, 0); /* d act, in place */
     c->kernels->swiglu_backward(c->stream, c->t, dgate, dup, dgate, saved->t[TR_SAVED_GATE],
                                 saved->t[TR_SAVED_UP], (tr_rows){c->N, NULL}, I);
@@ -52,8 +53,8 @@ void tr_mlp_backward(const tr_mlp_layer *l, const tr_pass *pass, tr_saved *saved
     tr_linear_input(c, sum.at, sum.t, dgate, tr_param_at(c, l->gate), c->N, sum.beta);
     tr_linear_input(c, sum.at, sum.t, dup, tr_param_at(c, l->up), c->N, 1);
     tr_partial_end(c, &sum);
-    const void *x = tr_rows_gather(c, x_loc);
-    tr_linear_weight(c, tr_param_at(c, l->gate), dgate, x, c->N);
-    tr_linear_weight(c, tr_param_at(c, l->up), dup, x, c->N);
+    const void *x = tr_operand_rows(pass, x_loc);
+    tr_linear_weight(pass, tr_param_at(c, l->gate), dgate, x, c->N);
+    tr_linear_weight(pass, tr_param_at(c, l->up), dup, x, c->N);
     tr_arena_release(c->scratch, mark);
 }

@@ -26,6 +26,7 @@ typedef struct {
     uint8_t *valid;
     const chunk_layers *chunk; /* of the last forward */
     bool waiting;              /* for its backward */
+    tr_weight_queue queue;     /* of its weight gradients */
 } slot_state;
 
 struct tr_model {
@@ -138,6 +139,7 @@ static void slot_free(tr_model *model, slot_state *s) {
     tr_arena_destroy(s->kept);
     for (int64_t i = 0; i < model->most_layers; i++) tr_saved_fini(&s->block[i]);
     free(s->block);
+    free(s->queue.jobs);
 }
 
 static void shape_free(tr_model *model) {
@@ -333,16 +335,21 @@ void tr_model_forward(tr_model *model, int64_t index, int64_t slot, bool trainin
     if (chunk->last) tr_head_forward(&model->head, &pass, &s->head, x, s->label);
 }
 
-void tr_model_backward(tr_model *model, int64_t slot) {
+void tr_model_backward(tr_model *model, int64_t slot, bool split) {
     tr_env *c = &model->env;
     slot_state *s = &model->slots[slot];
     const chunk_layers *chunk = s->chunk;
     tr_pass pass = pass_of(c, s, true);
+    if (split) pass.queue = &s->queue;
     s->waiting = false;
     if (chunk->last) tr_head_backward(&model->head, &pass, &s->head, s->output, s->gradient);
     for (int64_t i = chunk->layers.count; i-- > 0;)
         tr_block_backward(&chunk->blocks[i], &pass, &s->block[i], s->gradient);
     if (chunk->first) embed_backward(model, s);
+}
+
+void tr_model_weights(tr_model *model, int64_t slot) {
+    tr_weights_drain(&model->env, &model->slots[slot].queue);
 }
 
 void tr_model_all_forwards_done(tr_model *model) {
@@ -409,22 +416,23 @@ int64_t tr_model_activation_bytes(const tr_model *model) {
 
 /* What a micro-batch in a chunk keeps, beside the boundary buffers of its slot; *scratch_p grows to
  * what its backward works with. */
-static int64_t plan_chunk(const tr_env *c, const chunk_layers *chunk, int64_t *scratch_p) {
+static int64_t plan_chunk(const tr_env *c, const chunk_layers *chunk, bool split,
+                          int64_t *scratch_p) {
     int64_t boundary = c->N_loc * c->config->hidden_size * (int64_t)tr_dtype_bytes(c->t), sum = 0;
     int64_t head = tr_head_scratch_bytes(c);
     for (int64_t i = 0; i < chunk->layers.count; i++) {
-        int64_t kept, all, width = mlp_width(&chunk->blocks[i]);
-        tr_saved_plan(c, chunk->blocks[i].is_moe, width, &kept, &all);
+        int64_t kept, all, operands, width = mlp_width(&chunk->blocks[i]);
+        tr_saved_plan(c, chunk->blocks[i].is_moe, width, &kept, &all, &operands);
         /* a backward holds what it computes again and about as many gradients as tensors */
         if (all + all - kept > *scratch_p) *scratch_p = all + all - kept;
-        sum += kept;
+        sum += kept + (split ? operands : 0);
     }
     if (chunk->last && head > *scratch_p) *scratch_p = head;
     return sum + (chunk->last ? boundary + 4 * c->N_loc : 0);
 }
 
 int64_t tr_model_plan_activations(const tr_model *model, int64_t slots, const uint64_t *slot_chunks,
-                                  int64_t B, int64_t S) {
+                                  bool split, int64_t B, int64_t S) {
     tr_env c = model->env;
     tr_env_shape(&c, B, S);
     int64_t boundary = c.N_loc * c.config->hidden_size * (int64_t)tr_dtype_bytes(c.t);
@@ -433,7 +441,7 @@ int64_t tr_model_plan_activations(const tr_model *model, int64_t slots, const ui
         int64_t most = 0; /* the chunks that use a slot use the same memory */
         for (int64_t k = 0; k < model->stages.chunks; k++) {
             if (!(slot_chunks[i] >> k & 1)) continue;
-            int64_t bytes = plan_chunk(&c, &model->chunks[k], &scratch);
+            int64_t bytes = plan_chunk(&c, &model->chunks[k], split, &scratch);
             if (bytes > most) most = bytes;
         }
         sum += 3 * boundary + 9 * c.N + most;

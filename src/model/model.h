@@ -54,8 +54,11 @@ void tr_model_load(tr_model *model, int64_t slot, const tr_micro_batch *batch);
  * stage: tokens), writes the boundary output (last stage: the loss). */
 void tr_model_forward(tr_model *model, int64_t chunk, int64_t slot, bool training);
 /* Likewise, through the chunk of the slot's forward. The boundary gradient goes from that of the
- * output to that of the input, in place. */
-void tr_model_backward(tr_model *model, int64_t slot);
+ * output to that of the input, in place. split: without the weight gradients of linear layers. */
+void tr_model_backward(tr_model *model, int64_t slot, bool split);
+/* Local. The weight gradients that a split backward has left to later; until then what they read
+ * stays in the slot. */
+void tr_model_weights(tr_model *model, int64_t slot);
 /* Collective on the stage. With router_aux_loss_scope global_batch: called between the last
  * forward and the first backward. Else does nothing. */
 void tr_model_all_forwards_done(tr_model *model);
@@ -80,6 +83,6 @@ void tr_model_logits(tr_model *model, int64_t n, float *logits);
 int64_t tr_model_activation_bytes(const tr_model *model);
 /* Local, pure. The same, planned before anything runs: what the blocks keep is exact (rows of
  * experts balanced), scratch a bound. slot_chunks [slots]: bit c says that chunk c uses the slot.
- */
+ * split: backwards are. */
 int64_t tr_model_plan_activations(const tr_model *model, int64_t slots, const uint64_t *slot_chunks,
-                                  int64_t B, int64_t S);
+                                  bool split, int64_t B, int64_t S);

@@ -141,11 +141,20 @@ static void grouped(const tr_env *c, const tr_saved *saved, void *y, const void 
                              forward ? in : out, beta);
 }
 
-static void grouped_weight(const tr_env *c, const tr_saved *saved, int64_t weight, const void *dy,
-                           const void *x, tr_rows rows) {
-    const tr_param *w = tr_param_at(c, weight);
-    c->kernels->grouped_gemm_weight(c->stream, c->t, w->box.extent[0], expert_offsets(c, saved),
-                                    rows.max, dy, x, w->grad, w->decl.shape[1], w->decl.shape[2]);
+static void run_grouped_weight(const tr_env *c, const tr_weight_job *job) {
+    const tr_param *w = job->w;
+    c->kernels->grouped_gemm_weight(c->stream, c->t, w->box.extent[0], job->offset, job->rows,
+                                    job->dy, job->x, w->grad, w->decl.shape[1], w->decl.shape[2]);
+}
+
+static void grouped_weight(const tr_pass *pass, const tr_saved *saved, int64_t weight,
+                           const void *dy, const void *x, tr_rows rows) {
+    tr_weight_add(pass, &(tr_weight_job){.run = run_grouped_weight,
+                                         .w = tr_param_at(pass->c, weight),
+                                         .dy = dy,
+                                         .x = x,
+                                         .rows = rows.max,
+                                         .offset = expert_offsets(pass->c, saved)});
 }
 
 static void experts_forward(const tr_moe_layer *l, const tr_pass *pass, tr_saved *saved, void *y) {
@@ -165,15 +174,15 @@ static void experts_backward(const tr_moe_layer *l, const tr_pass *pass, tr_save
     tr_rows rows = expert_rows(c, saved);
     int64_t I = c->config->moe_intermediate_size;
     if (tr_lost(saved, TR_SAVED_ACT_E)) activate(pass, saved, rows);
-    void *dgate = tr_scratch(c, rows.max * I, c->t), *dup = tr_scratch(c, rows.max * I, c->t);
-    grouped_weight(c, saved, l->down, dy, saved->t[TR_SAVED_ACT_E], rows);
+    void *dgate = tr_operand(pass, rows.max * I), *dup = tr_operand(pass, rows.max * I);
+    grouped_weight(pass, saved, l->down, dy, saved->t[TR_SAVED_ACT_E], rows);
     grouped(c, saved, dgate, dy, l->down, false, rows, 0); /* d act, then in place */
     c->kernels->swiglu_backward(c->stream, c->t, dgate, dup, dgate, saved->t[TR_SAVED_GATE_E],
                                 saved->t[TR_SAVED_UP_E], rows, I);
     grouped(c, saved, dx, dgate, l->gate, false, rows, 0);
     grouped(c, saved, dx, dup, l->up, false, rows, 1);
-    grouped_weight(c, saved, l->gate, dgate, saved->t[TR_SAVED_XE], rows);
-    grouped_weight(c, saved, l->up, dup, saved->t[TR_SAVED_XE], rows);
+    grouped_weight(pass, saved, l->gate, dgate, saved->t[TR_SAVED_XE], rows);
+    grouped_weight(pass, saved, l->up, dup, saved->t[TR_SAVED_XE], rows);
 }
 
 /* --- the layer -------------------------------------------------------------------------------- */
@@ -218,7 +227,8 @@ void tr_moe_backward(const tr_moe_layer *l, const tr_pass *pass, tr_saved *saved
     int64_t H = c->config->hidden_size, k = c->config->num_experts_per_tok;
     tr_rows sent = source_rows(c, saved), here = expert_rows(c, saved);
     float *dweight = tr_scratch(c, c->N_loc * k, TR_F32);
-    void *dye = tr_scratch(c, sent.max * H, c->t), *dxe = tr_scratch(c, here.max * H, c->t);
+    void *dxe = tr_scratch(c, here.max * H, c->t);
+    void *dye = crosses(c) ? tr_scratch(c, sent.max * H, c->t) : tr_operand(pass, sent.max * H);
     c->kernels->gather_rows(c->stream, c->t, dye, dy, saved->t[TR_SAVED_PAIR_OF], k,
                             saved->t[TR_SAVED_WEIGHT], sent, H);
     crossing go = {0};
@@ -232,7 +242,7 @@ void tr_moe_backward(const tr_moe_layer *l, const tr_pass *pass, tr_saved *saved
     tr_router_backward(l, pass, saved, x, dweight, dx);
     void *dhere = dye, *dsource = dxe;
     if (crosses(c)) {
-        dhere = tr_scratch(c, here.max * H, c->t);
+        dhere = tr_operand(pass, here.max * H);
         dsource = tr_scratch(c, sent.max * H, c->t);
         go_end(c, saved, &go, dhere);
     }

@@ -51,13 +51,29 @@ typedef struct {
     double *loss_sum; /* device: cross-entropy over this rank's labelled tokens */
 } tr_env;
 
+/* A weight gradient that is to be computed: dW += dy^T x. What it reads stays where it is until it
+ * has been. */
+typedef struct tr_weight_job {
+    void (*run)(const tr_env *c, const struct tr_weight_job *job);
+    const tr_param *w;
+    const void *dy, *x; /* device [rows,out], [rows,in] */
+    int64_t rows;
+    const int64_t *offset; /* of experts: their rows, on the device; else NULL */
+} tr_weight_job;
+
+typedef struct {
+    tr_weight_job *jobs;
+    int64_t count, capacity;
+} tr_weight_queue;
+
 /* One forward or backward of one micro-batch. */
 typedef struct {
     tr_env *c;
-    tr_arena *kept;       /* what the backward needs; reset when the micro-batch is done */
-    const uint8_t *valid; /* device [N_loc]; 0 for pads */
-    bool training;        /* false: nothing is kept */
-    bool recomputing;     /* a forward run again inside the backward */
+    tr_arena *kept;         /* what the backward needs; reset when the micro-batch is done */
+    const uint8_t *valid;   /* device [N_loc]; 0 for pads */
+    bool training;          /* false: nothing is kept */
+    bool recomputing;       /* a forward run again inside the backward */
+    tr_weight_queue *queue; /* of weight gradients; NULL: they are computed at once */
 } tr_pass;
 
 /* What a block saves for its backward: one row a tensor. The table in saved.c gives each its shape,
@@ -114,10 +130,10 @@ void tr_saved_fini(tr_saved *saved);
 void tr_saved_restart(const tr_env *c, tr_saved *saved, int64_t width);
 /* Local. Memory for one saved tensor: kept or scratch, by the table; remembers it in `saved`. */
 void *tr_save(const tr_pass *pass, tr_saved *saved, tr_saved_id id);
-/* Local. Bytes a block of this kind keeps for one micro-batch, and all it saves, kept or not (rows
- * of experts balanced). */
+/* Local. Bytes a block of this kind keeps for one micro-batch, all it saves, kept or not, and the
+ * operands that it keeps besides when weight gradients are queued (rows of experts balanced). */
 void tr_saved_plan(const tr_env *c, bool is_moe, int64_t width, int64_t *kept_bytes_p,
-                   int64_t *all_bytes_p);
+                   int64_t *all_bytes_p, int64_t *operand_bytes_p);
 /* Local. Forgets what lies in scratch: called before scratch is released. */
 void tr_saved_forget(const tr_pass *pass, tr_saved *saved);
 /* Local. Whether a kept tensor has to be computed again. */
@@ -175,9 +191,23 @@ void tr_linear(const tr_env *c, void *y, tr_dtype y_t, const void *x, const tr_p
 /* dx[N,in] = beta*dx + dy[N,out] W */
 void tr_linear_input(const tr_env *c, void *dx, tr_dtype dx_t, const void *dy, const tr_param *w,
                      int64_t N, float beta);
-/* The queue of weight gradients, drained at once: dW[out,in] += dy^T x. The one place where a
- * linear layer's weight gradient is computed. */
-void tr_linear_weight(const tr_env *c, const tr_param *w, const void *dy, const void *x, int64_t N);
+/* dW[out,in] += dy[N,out]^T x[N,in], at once or queued: dy and x are operands. */
+void tr_linear_weight(const tr_pass *pass, const tr_param *w, const void *dy, const void *x,
+                      int64_t N);
+
+/* --- weight gradients (weights.c) ----------------------------------------------------------------
+ * A backward whose pass has a queue leaves them to later (Qi et al. 2024, "Zero Bubble"). What they
+ * read, their operands, is then in the micro-batch's own memory: saved tensors that weights
+ * multiply (saved.c knows them), and what these three give. Gradients of norms, embedding and head
+ * are never queued. */
+void tr_weight_add(const tr_pass *pass, const tr_weight_job *job);
+void tr_weights_drain(const tr_env *c, tr_weight_queue *queue);
+/* Local. Memory for an operand: scratch, or the micro-batch's. */
+void *tr_operand(const tr_pass *pass, int64_t elems);
+/* Local. The same values as operand: in place, or a copy, for what is overwritten before. */
+const void *tr_operand_copy(const tr_pass *pass, const void *values, int64_t elems);
+/* Collective on the tensor group. All rows [N,H] of a saved x[N_loc,H] as operand. */
+const void *tr_operand_rows(const tr_pass *pass, const void *x);
 
 /* Local. A parameter's row of the registry by index; -1 gives NULL. */
 static inline tr_param *tr_param_at(const tr_env *c, int64_t index) {

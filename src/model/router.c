@@ -213,17 +213,18 @@ void tr_router_backward(const tr_moe_layer *l, const tr_pass *pass, const tr_sav
     float *grads = tr_scratch(c, G * (E + 1), TR_F32);
     c->device->copy(c->stream, grads, saved->balance, (size_t)(G * (E + 1)) * sizeof *grads,
                     TR_TO_DEVICE);
-    float *dlogits = tr_scratch(c, c->N_loc * E, TR_F32);
+    bool cast = c->t != TR_F32;
+    float *dlogits = cast ? tr_scratch(c, c->N_loc * E, TR_F32) : tr_operand(pass, c->N_loc * E);
     c->kernels->router_backward(
         c->stream, dlogits, dweight, saved->t[TR_SAVED_PROB], saved->t[TR_SAVED_RLSE],
         saved->t[TR_SAVED_INDEX], saved->t[TR_SAVED_WEIGHT], pass->valid, grads, grads + G * E,
         c->first_row, c->N / G, c->N_loc, E, m->num_experts_per_tok, m->norm_topk_prob);
     void *dlogits_t = dlogits;
-    if (c->t != TR_F32) {
-        dlogits_t = tr_scratch(c, c->N_loc * E, c->t);
+    if (cast) {
+        dlogits_t = tr_operand(pass, c->N_loc * E);
         c->kernels->cast(c->stream, c->t, dlogits_t, TR_F32, dlogits, c->N_loc * E);
     }
     tr_linear_input(c, dx, c->t, dlogits_t, tr_param_at(c, l->router), c->N_loc, 1);
-    tr_linear_weight(c, tr_param_at(c, l->router), dlogits_t, x, c->N_loc);
+    tr_linear_weight(pass, tr_param_at(c, l->router), dlogits_t, x, c->N_loc);
     tr_arena_release(c->scratch, mark);
 }

@@ -22,20 +22,21 @@ static const struct {
     element type;
     rows_of rows;
     width_of width;
+    bool operand; /* of a weight gradient */
 } table[TR_SAVED_COUNT] = {
     [TR_SAVED_X] = {NEVER, COMPUTE, LOCAL, W_H},
-    [TR_SAVED_NORM1] = {SELECTIVE, COMPUTE, LOCAL, W_H},
+    [TR_SAVED_NORM1] = {SELECTIVE, COMPUTE, LOCAL, W_H, .operand = true},
     [TR_SAVED_RSTD1] = {FULL, FLOAT, LOCAL, W1},
     [TR_SAVED_Q] = {FULL, COMPUTE, TOKENS, W_Q},
     [TR_SAVED_KV] = {FULL, COMPUTE, TOKENS, W_KV2},
-    [TR_SAVED_ATTN] = {SELECTIVE, COMPUTE, TOKENS, W_Q},
+    [TR_SAVED_ATTN] = {SELECTIVE, COMPUTE, TOKENS, W_Q, .operand = true},
     [TR_SAVED_LSE] = {SELECTIVE, FLOAT, TOKENS, W_HEADS},
     [TR_SAVED_MID] = {FULL, COMPUTE, LOCAL, W_H},
-    [TR_SAVED_NORM2] = {SELECTIVE, COMPUTE, LOCAL, W_H},
+    [TR_SAVED_NORM2] = {SELECTIVE, COMPUTE, LOCAL, W_H, .operand = true},
     [TR_SAVED_RSTD2] = {FULL, FLOAT, LOCAL, W1},
     [TR_SAVED_GATE] = {FULL, COMPUTE, TOKENS, W_I},
     [TR_SAVED_UP] = {FULL, COMPUTE, TOKENS, W_I},
-    [TR_SAVED_ACT] = {SELECTIVE, COMPUTE, TOKENS, W_I},
+    [TR_SAVED_ACT] = {SELECTIVE, COMPUTE, TOKENS, W_I, .operand = true},
     [TR_SAVED_PROB] = {NEVER, FLOAT, LOCAL, W_E},
     [TR_SAVED_RLSE] = {NEVER, FLOAT, LOCAL, W1},
     [TR_SAVED_INDEX] = {NEVER, INT32, PAIRS, W1},
@@ -46,10 +47,10 @@ static const struct {
     [TR_SAVED_LOCAL] = {NEVER, INT64, ONE, W_LOCAL},
     [TR_SAVED_FROM] = {NEVER, INT32, HERE, W1},
     [TR_SAVED_TO] = {NEVER, INT32, HERE, W1},
-    [TR_SAVED_XE] = {FULL, COMPUTE, HERE, W_H},
+    [TR_SAVED_XE] = {FULL, COMPUTE, HERE, W_H, .operand = true},
     [TR_SAVED_GATE_E] = {FULL, COMPUTE, HERE, W_IE},
     [TR_SAVED_UP_E] = {FULL, COMPUTE, HERE, W_IE},
-    [TR_SAVED_ACT_E] = {SELECTIVE, COMPUTE, HERE, W_IE},
+    [TR_SAVED_ACT_E] = {SELECTIVE, COMPUTE, HERE, W_IE, .operand = true},
     [TR_SAVED_YE] = {FULL, COMPUTE, SENT, W_H},
 };
 
@@ -151,19 +152,35 @@ static bool kept(const tr_pass *pass, tr_saved_id id) {
 }
 
 void *tr_save(const tr_pass *pass, tr_saved *saved, tr_saved_id id) {
-    tr_arena *arena = kept(pass, id) ? pass->kept : pass->c->scratch;
+    bool stays = kept(pass, id) || (pass->queue && table[id].operand);
+    tr_arena *arena = stays ? pass->kept : pass->c->scratch;
     return saved->t[id] = tr_arena_alloc(arena, bytes(pass->c, saved, id));
 }
 
+/* Gradients, and rows of the tensor group, that queued weight gradients read. */
+static int64_t operand_elems(const tr_env *c, const tr_saved *saved, bool is_moe) {
+    const tr_model_config *m = c->config;
+    int64_t tensor = c->grid->at.shape.tensor > 1, N = c->N, H = m->hidden_size;
+    int64_t elems = N * ((c->Hq + 2 * c->Hkv) * m->head_dim + (1 + tensor) * H);
+    if (saved->width) elems += N * (2 * saved->width + (1 + tensor) * H);
+    if (is_moe)
+        elems += c->N_loc * m->num_experts + saved->rows_here * (H + 2 * m->moe_intermediate_size);
+    return elems;
+}
+
 void tr_saved_plan(const tr_env *c, bool is_moe, int64_t mlp_width, int64_t *kept_bytes_p,
-                   int64_t *all_bytes_p) {
+                   int64_t *all_bytes_p, int64_t *operand_bytes_p) {
     int64_t pairs = c->N_loc * c->config->num_experts_per_tok;
     tr_saved balanced = {.width = own_width(c, mlp_width), .rows_sent = pairs, .rows_here = pairs};
     *kept_bytes_p = *all_bytes_p = 0;
+    *operand_bytes_p = operand_elems(c, &balanced, is_moe) * (int64_t)tr_dtype_bytes(c->t);
     for (int id = 0; id < (is_moe ? TR_SAVED_COUNT : TR_SAVED_PROB); id++) {
         int64_t b = (int64_t)bytes(c, &balanced, (tr_saved_id)id);
         *all_bytes_p += b;
-        if (survives(c, (tr_saved_id)id)) *kept_bytes_p += b;
+        if (survives(c, (tr_saved_id)id))
+            *kept_bytes_p += b;
+        else if (table[id].operand)
+            *operand_bytes_p += b;
     }
 }
 

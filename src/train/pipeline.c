@@ -28,10 +28,6 @@ static tr_schedule_shape shape_of(const tr_config *config, int64_t m, bool forwa
 tr_status tr_pipeline_create(tr_model *model, const tr_grid *grid, const tr_config *config,
                              int64_t m, int64_t B, int64_t S, tr_pipeline **pipeline_p) {
     tr_schedule_shape shape = shape_of(config, m, false);
-    if (shape.kind > TR_SCHEDULE_INTERLEAVED)
-        return tr_fail(TR_ERR_USAGE,
-                       "parallel.schedule: this schedule can be drawn (trireme plan "
-                       "CONFIG --schedule) but not run yet; use 1f1b, gpipe or interleaved");
     tr_schedule *all = tr_schedules_create(&shape);
     tr_status status = tr_schedules_prove(all, &shape);
     if (status != TR_OK) {
@@ -159,11 +155,14 @@ static void forward(tr_pipeline *p, const running *now, const tr_task *task) {
 static void compute(tr_pipeline *p, running *now, const tr_action *a) {
     tr_parts parts = tr_action_parts(a);
     if (parts.forward) forward(p, now, parts.forward);
-    if (!parts.input) return;
-    if (!now->backward_seen) tr_model_all_forwards_done(p->model);
-    now->backward_seen = true;
-    end(&p->sending_gradient[parts.input->slot]);
-    tr_model_backward(p->model, parts.input->slot);
+    if (parts.input) {
+        if (!now->backward_seen) tr_model_all_forwards_done(p->model);
+        now->backward_seen = true;
+        end(&p->sending_gradient[parts.input->slot]);
+        tr_model_backward(p->model, parts.input->slot, !parts.weight);
+    } else if (parts.weight) {
+        tr_model_weights(p->model, parts.weight->slot);
+    }
 }
 
 static void run(tr_pipeline *p, const tr_schedule *s, running now) {
