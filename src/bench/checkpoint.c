@@ -186,7 +186,7 @@ static void clean_up(const disk *d) {
 tr_status tr_bench_checkpoint(tr_lab *lab) {
     disk d = {.lab = lab};
     tr_config *config = NULL;
-    tr_status status = tr_lab_job(lab, lab->world, TR_F32, lab->B, &config, &d.job);
+    tr_status status = tr_lab_job(lab, lab->world, TR_F32, lab->B, NULL, &config, &d.job);
     if (status == TR_OK) status = rows(&d);
     clean_up(&d);
     tr_end(tr_barrier_begin(lab->world));

@@ -24,7 +24,7 @@ static const char model_text[] = "model:\n"
                                  "training: {steps: 3, global_batch_size: 4, micro_batch_size: 1}\n"
                                  "checkpoint: {keep: 0}\n";
 
-enum { OWN_SETS = 5, SET_BYTES = 80, CHUNK = 64 << 20 };
+enum { OWN_SETS = 5, MORE_SETS = 8, SET_BYTES = 80, CHUNK = 64 << 20 };
 
 /* --- opening ---------------------------------------------------------------------------------- */
 
@@ -82,17 +82,20 @@ void tr_lab_close(tr_lab *lab) {
     tr_config_destroy(lab->config);
 }
 
-tr_status tr_lab_job(tr_lab *lab, tr_comm *comm, tr_dtype t, int64_t batch, tr_config **config_p,
-                     tr_job **job_p) {
-    char text[OWN_SETS][SET_BYTES], *own[OWN_SETS];
-    for (int i = 0; i < OWN_SETS; i++) own[i] = text[i];
+tr_status tr_lab_job(tr_lab *lab, tr_comm *comm, tr_dtype t, int64_t batch, const char *const *sets,
+                     tr_config **config_p, tr_job **job_p) {
+    char text[OWN_SETS + MORE_SETS][SET_BYTES], *own[OWN_SETS + MORE_SETS];
+    int n = OWN_SETS;
+    for (; sets && *sets && n < OWN_SETS + MORE_SETS; sets++)
+        snprintf(text[n++], SET_BYTES, "%s", *sets);
+    for (int i = 0; i < n; i++) own[i] = text[i];
     snprintf(text[0], SET_BYTES, "run.dtype=%s", tr_dtype_name(t));
     snprintf(text[1], SET_BYTES, "run.name=%s", lab->name);
     snprintf(text[2], SET_BYTES, "run.threads=%d", lab->threads);
     snprintf(text[3], SET_BYTES, "training.global_batch_size=%lld", (long long)batch);
     snprintf(text[4], SET_BYTES, "training.micro_batch_size=%lld",
-             (long long)(batch / tr_comm_size(comm)));
-    TR_TRY(parse(lab, comm, OWN_SETS, own, config_p));
+             (long long)(batch > tr_comm_size(comm) ? batch / tr_comm_size(comm) : 1));
+    TR_TRY(parse(lab, comm, n, own, config_p));
     return tr_job_create(*config_p, comm, false, job_p);
 }
 

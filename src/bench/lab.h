@@ -29,9 +29,10 @@ tr_status tr_lab_open(tr_lab *lab, tr_comm *world, int nsets, char *const *sets)
 void tr_lab_close(tr_lab *lab); /* Collective on world */
 
 /* Collective on comm. A job of the model with this type and so many sequences a step, one
- * micro-batch a rank. The config belongs to the caller, after the job. */
-tr_status tr_lab_job(tr_lab *lab, tr_comm *comm, tr_dtype t, int64_t batch, tr_config **config_p,
-                     tr_job **job_p);
+ * micro-batch a rank, or as `sets` (ended by NULL; nullable) say. The config belongs to the caller,
+ * after the job. */
+tr_status tr_lab_job(tr_lab *lab, tr_comm *comm, tr_dtype t, int64_t batch, const char *const *sets,
+                     tr_config **config_p, tr_job **job_p);
 
 /* Collective on comm. Median over repetitions of the time in seconds that the slowest rank takes
  * for `work`, after one that is not counted. Goes on until `seconds` are spent. */

@@ -1,5 +1,5 @@
-/* train.c - whole training steps on random tokens: speed, memory, and what a second data-parallel
- * rank gains. Floor: bench. */
+/* train.c - whole training steps on random tokens: speed, memory, and what a second rank gains,
+ * data parallel or tensor parallel. Floor: bench. */
 #include "bench/groups.h"
 
 #include "base/rng.h"
@@ -50,9 +50,10 @@ static void step(void *self) {
 }
 
 /* Collective on comm. */
-static tr_status open(stepper *s, tr_lab *lab, tr_comm *comm, tr_dtype t, int64_t batch) {
+static tr_status open(stepper *s, tr_lab *lab, tr_comm *comm, tr_dtype t, int64_t batch,
+                      const char *const *sets) {
     *s = (stepper){.lab = lab, .comm = comm};
-    TR_TRY(tr_lab_job(lab, comm, t, batch, &s->config, &s->job));
+    TR_TRY(tr_lab_job(lab, comm, t, batch, sets, &s->config, &s->job));
     TR_TRY(tr_job_init_weights(s->job));
     size_t most = (size_t)(s->config->training.micro_batch_size * lab->T);
     s->token = malloc(most * sizeof *s->token);
@@ -60,10 +61,10 @@ static tr_status open(stepper *s, tr_lab *lab, tr_comm *comm, tr_dtype t, int64_
     s->valid = malloc(most);
     if (!s->token || !s->label || !s->valid) abort();
     memset(s->valid, 1, most);
-    uint64_t V = (uint64_t)s->config->model.vocab_size;
+    uint64_t V = (uint64_t)s->config->model.vocab_size, d = (uint64_t)s->job->grid->at.d;
     for (size_t i = 0; i < most; i++) {
-        s->token[i] = (int32_t)(tr_random_u64(2, (uint64_t)tr_comm_rank(comm), i) % V);
-        s->label[i] = (int32_t)(tr_random_u64(3, (uint64_t)tr_comm_rank(comm), i) % V);
+        s->token[i] = (int32_t)(tr_random_u64(2, d, i) % V);
+        s->label[i] = (int32_t)(tr_random_u64(3, d, i) % V);
     }
     return TR_OK;
 }
@@ -127,7 +128,7 @@ static tr_status type_rows(tr_lab *lab, tr_dtype t, double *gflops_p) {
     stepper s;
     double few = 0;
     tr_resident_restart();
-    tr_status status = open(&s, lab, lab->world, t, lab->B);
+    tr_status status = open(&s, lab, lab->world, t, lab->B, NULL);
     if (status == TR_OK) status = speed_row(&s, t, lab->T, t == TR_F32 ? 0.75 : 0.65, gflops_p);
     if (status == TR_OK) {
         memory_row(lab, t);
@@ -137,43 +138,76 @@ static tr_status type_rows(tr_lab *lab, tr_dtype t, double *gflops_p) {
     return status;
 }
 
-/* --- one rank with its share of the work ------------------------------------------------------ */
+/* --- one rank by itself ----------------------------------------------------------------------- */
 
 typedef struct {
     tr_lab *lab;
+    int64_t batch;
+    const char *const *sets;
     double gflops;
     tr_status status;
-} share;
+} single;
 
-static void one_share(void *self) {
-    share *a = self;
+static void one_rank(void *self) {
+    single *a = self;
     stepper s;
-    a->status = open(&s, a->lab, a->lab->alone, TR_F32, a->lab->B / 2);
+    a->status = open(&s, a->lab, a->lab->alone, TR_F32, a->batch, a->sets);
     if (a->status == TR_OK) a->status = speed(&s, a->lab->T, &a->gflops);
     close(&s);
 }
 
-static tr_status parallel_row(tr_lab *lab, double both) {
-    share a = {.lab = lab};
-    tr_row_begin(&lab->table, "data parallel fp32; base 1 rank");
-    if (lab->ranks != 2) {
-        tr_row_skip(&lab->table, "needs 2 ranks (mpirun -n 2)");
-        return TR_OK;
-    }
-    tr_lab_rank_0(lab, one_share, &a);
+/* Both ranks' speed against what one reaches with `batch` sequences while the other sleeps. */
+static tr_status against_one(tr_lab *lab, double both, int64_t batch, const char *const *sets,
+                             double target) {
+    single a = {.lab = lab, .batch = batch, .sets = sets};
+    tr_lab_rank_0(lab, one_rank, &a);
     TR_TRY(tr_agree(lab->world, a.status));
     if (tr_comm_rank(lab->world) == 0)
         tr_row_end(&lab->table, &(tr_row){.unit = "GFLOP/s",
                                           .measured = both,
                                           .base = a.gflops,
                                           .kind = TR_TIMES,
-                                          .target = 1.9});
+                                          .target = target});
     return TR_OK;
+}
+
+static bool two_ranks(tr_lab *lab) {
+    if (lab->ranks != 2) tr_row_skip(&lab->table, "needs 2 ranks (mpirun -n 2)");
+    return lab->ranks == 2;
+}
+
+static tr_status data_row(tr_lab *lab, double both) {
+    tr_row_begin(&lab->table, "data parallel fp32; base 1 rank");
+    return two_ranks(lab) ? against_one(lab, both, lab->B / 2, NULL, 1.9) : TR_OK;
+}
+
+/* A step of one sequence that both share, the model 1024 wide. */
+static tr_status tensor_row(tr_lab *lab) {
+    static const char *const sets[] = {"model.hidden_size=1024",
+                                       "model.num_attention_heads=16",
+                                       "model.intermediate_size=2736",
+                                       "model.num_key_value_heads=16",
+                                       "model.num_hidden_layers=4",
+                                       "training.micro_batch_size=1",
+                                       "parallel.tensor=2",
+                                       NULL};
+    stepper s;
+    double both = 0;
+    tr_row_begin(&lab->table, "tensor parallel fp32; base 1 rank");
+    if (!two_ranks(lab)) return TR_OK;
+    tr_status status = open(&s, lab, lab->world, TR_F32, 1, sets);
+    if (status == TR_OK) status = speed(&s, lab->T, &both);
+    close(&s);
+    TR_TRY(status);
+    const char *alone[sizeof sets / sizeof *sets] = {NULL};
+    memcpy(alone, sets, sizeof sets - 2 * sizeof *sets); /* all but the group */
+    return against_one(lab, both, 1, alone, 1.7);
 }
 
 tr_status tr_bench_train(tr_lab *lab) {
     double fp32 = 0, bf16 = 0;
     TR_TRY(type_rows(lab, TR_F32, &fp32));
-    TR_TRY(parallel_row(lab, fp32));
+    TR_TRY(data_row(lab, fp32));
+    TR_TRY(tensor_row(lab));
     return type_rows(lab, TR_BF16, &bf16);
 }

@@ -23,7 +23,8 @@ KERNELS += [(f"GEMM {t} {way}, {rows} rows", False) for t in ("fp32", "bf16")
             for way in ("forward", "input gradient", "weight gradient") for rows in (128, 8)]
 KERNELS += [(f"dense layer {t}", False) for t in ("fp32", "bf16")]
 KERNELS += [(f"MoE layer {t}", True) for t in ("fp32", "bf16")]
-PAIRS = [("data parallel", True), ("sum of", True), ("ring attention", True)]
+PAIRS = [("data parallel", True), ("tensor parallel", True), ("sum of", True),
+         ("ring attention", True)]
 
 
 def rows_of(text):
@@ -50,14 +51,14 @@ def test_one_rank(lab):
         skipped = [rest for name, rest in rows.items() if name.startswith(start)]
         assert len(skipped) == 1 and "skipped: needs 2 ranks" in skipped[0], (start, skipped)
     met, missed = (len(re.findall(rf"  {word}$", text, re.M)) for word in ("met", "missed"))
-    assert text.endswith(f"{met} targets met, {missed} missed, 3 rows skipped\n")
+    assert text.endswith(f"{met} targets met, {missed} missed, 4 rows skipped\n")
     assert sorted(p.name for p in lab.path.iterdir()) == before
 
 
 def test_two_ranks(lab):
     before = sorted(p.name for p in lab.path.iterdir())
-    check_rows(rows_of(lab.run("bench", "comm", *SETS, ranks=2).stdout), PAIRS[1:] + COMM)
-    check_rows(rows_of(lab.run("bench", "train", *SETS, ranks=2).stdout), TRAIN + PAIRS[:1])
+    check_rows(rows_of(lab.run("bench", "comm", *SETS, ranks=2).stdout), PAIRS[2:] + COMM)
+    check_rows(rows_of(lab.run("bench", "train", *SETS, ranks=2).stdout), TRAIN + PAIRS[:2])
     assert sorted(p.name for p in lab.path.iterdir()) == before
 
 
