@@ -117,6 +117,7 @@ struct tr_comm {
     bool map_failed; /* peers' memory cannot be mapped: do not try again */
     tr_request *pool;
     int64_t in_flight;
+    tr_sent sent;
     /* shared: NULL lines unless the ranks of every node map each other's memory */
     tr_memory *lines_memory;
     tr_shared_line **lines;               /* [node_size] */

@@ -146,6 +146,9 @@ int tr_comm_node_size(const tr_comm *comm) {
 int tr_comm_node(const tr_comm *comm) {
     return comm->node;
 }
+tr_sent tr_comm_sent(const tr_comm *comm) {
+    return comm->sent;
+}
 void *tr_comm_mpi(tr_comm *comm) {
     return &comm->mpi;
 }
@@ -343,6 +346,27 @@ void tr_end_asleep(tr_request *request) {
 
 bool tr_test(tr_request *request) {
     return !request || advance(request);
+}
+
+/* The first that is complete, or -1. */
+static int complete_one(tr_request *const *requests, int count) {
+    for (int i = 0; i < count; i++)
+        if (requests[i] && advance(requests[i])) return i;
+    return -1;
+}
+
+int tr_wait_any(tr_request *const *requests, int count) {
+    int found = complete_one(requests, count), some = 0;
+    if (found >= 0) return found;
+    while (some < count && !requests[some]) some++;
+    if (some == count) tr_abort("tr_wait_any: there is no operation to wait for");
+    tr_watch_wait(true);
+    for (; found < 0; found = complete_one(requests, count)) {
+        drive(requests[some]->comm);
+        sched_yield();
+    }
+    tr_watch_wait(false);
+    return found;
 }
 
 tr_status tr_agree(tr_comm *comm, tr_status status) {

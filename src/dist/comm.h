@@ -81,6 +81,16 @@ void tr_end_asleep(tr_request *request);
 /* True when tr_end would not wait (and for NULL). Drives progress; call it between slices of
  * compute. */
 bool tr_test(tr_request *request);
+/* Waits until tr_end of one of them would not; which. NULL is none of them, and one is there. */
+int tr_wait_any(tr_request *const *requests, int count);
+
+/* Local. What this rank has sent to others of comm through MPI so far: point to point, all_to_all,
+ * and blocks of the other collectives that are not MPI's own. What the ranks of a node read in each
+ * other's memory is not sent. */
+typedef struct {
+    int64_t messages, bytes;
+} tr_sent;
+tr_sent tr_comm_sent(const tr_comm *comm);
 
 /* Collective on comm. OK if every rank passes OK; else all return the status of the lowest failing
  * rank, and rank 0 of `comm` holds that rank's message (tr_error_message). */

@@ -52,6 +52,33 @@ static void send_around(tr_comm *world) {
     }
 }
 
+/* Property: whichever message comes is found, others stay in flight, and what was sent is counted
+ * once, without what a rank sends to itself. */
+static void whichever_comes(tr_comm *world) {
+    int rank = tr_comm_rank(world), size = tr_comm_size(world);
+    int to = (rank + 1) % size, from = (rank + size - 1) % size;
+    tr_sent before = tr_comm_sent(world);
+    int32_t out[2] = {rank, rank + 100}, in[2] = {-1, -1};
+    tr_request *waiting[3] = {NULL};
+    for (int i = 0; i < 2; i++) waiting[1 + i] = tr_recv_begin(world, NULL, from, 1 + i, &in[i], 4);
+    for (int i = 1; i >= 0; i--) { /* the second first: no other is in flight */
+        tr_request *send = tr_send_begin(world, NULL, to, 1 + i, &out[i], 4);
+        int found = tr_wait_any(waiting, 3);
+        TR_CHECK(found == 1 + i, "found %d, not %d", found, 1 + i);
+        tr_end(waiting[found]);
+        waiting[found] = NULL;
+        tr_end(send);
+        TR_CHECK(in[i] == from + 100 * i, "got %d", in[i]);
+        tr_end(tr_barrier_begin(world));
+    }
+    tr_sent after = tr_comm_sent(world);
+    int others = size > 1 ? 2 : 0;
+    TR_CHECK(after.messages - before.messages == others, "%lld messages",
+             (long long)(after.messages - before.messages));
+    TR_CHECK(after.bytes - before.bytes == 4 * others, "%lld bytes",
+             (long long)(after.bytes - before.bytes));
+}
+
 /* Property: both ranks of a pair may send first, however large the message. */
 static void exchange_4_mb(tr_comm *world) {
     int rank = tr_comm_rank(world), size = tr_comm_size(world), peer = rank ^ 1;
@@ -531,6 +558,7 @@ static void too_long(tr_comm *world) {
 
 static const mpi_case cases[] = {
     {"send_around", send_around},
+    {"whichever_comes", whichever_comes},
     {"exchange_4_mb", exchange_4_mb},
     {"many_in_flight", many_in_flight},
     {"barrier", barrier},
