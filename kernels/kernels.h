@@ -100,10 +100,10 @@ struct tr_kernels {
     void (*grouped_gemm)(tr_stream *s, tr_dtype ab, tr_dtype c, int64_t G,
                          const int64_t *offsets /* [G+1] */, int64_t max_rows, const void *X,
                          const void *W, bool trans_w, void *Y, int64_t N, int64_t K, float beta);
-    /* dW[g][N,K] += dY[rows of g, N]^T X[rows of g, K] */
+    /* dW[g][N,K] = or += (by beta, 0 or 1) dY[rows of g, N]^T X[rows of g, K] */
     void (*grouped_gemm_weight)(tr_stream *s, tr_dtype ab, int64_t G, const int64_t *offsets,
                                 int64_t max_rows, const void *dY, const void *X, float *dW,
-                                int64_t N, int64_t K);
+                                int64_t N, int64_t K, float beta);
 
     /* --- norms, activations, positions ------------------------------------------------------ */
     /* y[n,c] = x[n,c] w[c] rstd[n], rstd = 1/sqrt(mean_c x^2 + eps). y may alias x. C >= 1.

@@ -120,7 +120,7 @@ static void grouped_gemm(tr_stream *s, tr_dtype ab, tr_dtype c, int64_t G, const
 
 static void grouped_gemm_weight(tr_stream *s, tr_dtype ab, int64_t G, const int64_t *offsets,
                                 int64_t max_rows, const void *dY, const void *X, float *dW,
-                                int64_t N, int64_t K) {
+                                int64_t N, int64_t K, float beta) {
     (void)s, (void)max_rows;
     if (N == 0 || K == 0) return;
 #pragma omp parallel
@@ -137,9 +137,10 @@ static void grouped_gemm_weight(tr_stream *s, tr_dtype ab, int64_t G, const int6
                      .trans_a = true,
                      .ab = ab,
                      .c = TR_F32,
-                     .beta = 1};
-        if (g.K > 0)
-            product_share(product_for(&g), &g, omp_get_thread_num(), omp_get_num_threads());
+                     .beta = beta};
+        tr_product *product = g.K == 0 ? product_empty : product_for(&g);
+        if (g.K > 0 || beta == 0)
+            product_share(product, &g, omp_get_thread_num(), omp_get_num_threads());
     }
 }
 

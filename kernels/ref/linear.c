@@ -41,7 +41,7 @@ static void grouped_gemm(tr_stream *s, tr_dtype ab, tr_dtype c, int64_t G, const
 
 static void grouped_gemm_weight(tr_stream *s, tr_dtype ab, int64_t G, const int64_t *offsets,
                                 int64_t max_rows, const void *dY, const void *X, float *dW,
-                                int64_t N, int64_t K) {
+                                int64_t N, int64_t K, float beta) {
     (void)max_rows;
     for (int64_t i = 0; i < G; i++) {
         tr_gemm g = {.M = N,
@@ -56,7 +56,7 @@ static void grouped_gemm_weight(tr_stream *s, tr_dtype ab, int64_t G, const int6
                      .trans_a = true,
                      .ab = ab,
                      .c = TR_F32,
-                     .beta = 1};
+                     .beta = beta};
         gemm(s, &g);
     }
 }

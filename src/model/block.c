@@ -43,10 +43,10 @@ static void norm_forward(const tr_pass *pass, tr_saved *saved, const void *x, in
 /* d += the gradient through the norm of dy. */
 static void norm_backward(const tr_env *c, void *d, const void *dy, const void *x, int64_t weight,
                           const float *rstd) {
-    const tr_param *w = tr_param_at(c, weight);
+    tr_param *w = tr_param_at(c, weight);
     int64_t H = c->config->hidden_size;
-    c->kernels->rmsnorm_backward(c->stream, c->t, d, w->grad, dy, x, w->weight, rstd, d, c->N_loc,
-                                 H, H);
+    c->kernels->rmsnorm_backward(c->stream, c->t, d, tr_gradient_sum(c->registry, c->stream, w), dy,
+                                 x, w->weight, rstd, d, c->N_loc, H, H);
 }
 
 static void copy(const tr_env *c, void *to, const void *from) {

@@ -24,7 +24,7 @@ static void *normed(const tr_head_layer *h, const tr_env *c, const void *x, floa
 /* The gradients of one chunk: dnorm = dlogits W, dW += dlogits^T y. */
 static void chunk_backward(const tr_head_layer *h, const tr_env *c, const void *dlogits, int64_t ld,
                            const void *y, void *dnorm, tr_dtype dnorm_t, int64_t rows) {
-    const tr_param *w = tr_param_at(c, h->weight);
+    tr_param *w = tr_param_at(c, h->weight);
     int64_t V = w->box.extent[0], H = c->config->hidden_size;
     c->kernels->gemm(c->stream, &(tr_gemm){.M = rows,
                                            .N = H,
@@ -49,7 +49,7 @@ static void chunk_backward(const tr_head_layer *h, const tr_env *c, const void *
                                            .ldc = H,
                                            .ab = c->t,
                                            .c = TR_F32,
-                                           .beta = 1});
+                                           .beta = tr_gradient_beta(w)});
 }
 
 /* Tokens of the largest part of the vocabulary. */
@@ -127,10 +127,10 @@ void tr_head_forward(const tr_head_layer *h, const tr_pass *pass, tr_head_saved 
 void tr_head_backward(const tr_head_layer *h, const tr_pass *pass, const tr_head_saved *saved,
                       const void *x, void *dx) {
     const tr_env *c = pass->c;
-    const tr_param *w = tr_param_at(c, h->norm);
+    tr_param *w = tr_param_at(c, h->norm);
     int64_t H = c->config->hidden_size;
-    c->kernels->rmsnorm_backward(c->stream, c->t, dx, w->grad, saved->dnorm, x, w->weight,
-                                 saved->rstd, NULL, c->N_loc, H, H);
+    c->kernels->rmsnorm_backward(c->stream, c->t, dx, tr_gradient_sum(c->registry, c->stream, w),
+                                 saved->dnorm, x, w->weight, saved->rstd, NULL, c->N_loc, H, H);
 }
 
 float *tr_head_logits(const tr_head_layer *h, const tr_pass *pass, const void *x, int64_t n) {

@@ -75,10 +75,9 @@ static void run_weight(const tr_env *c, const tr_weight_job *job) {
                                            .ldc = in,
                                            .ab = c->t,
                                            .c = TR_F32,
-                                           .beta = 1});
+                                           .beta = tr_gradient_beta(job->w)});
 }
 
-void tr_linear_weight(const tr_pass *pass, const tr_param *w, const void *dy, const void *x,
-                      int64_t N) {
+void tr_linear_weight(const tr_pass *pass, tr_param *w, const void *dy, const void *x, int64_t N) {
     tr_weight_add(pass, &(tr_weight_job){.run = run_weight, .w = w, .dy = dy, .x = x, .rows = N});
 }

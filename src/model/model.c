@@ -260,10 +260,7 @@ void tr_model_begin_step(tr_model *model, int64_t micro_batches, float loss_scal
     memset(c->sums.expert_load, 0,
            (size_t)(tr_model_moe_layers(m) * m->num_experts) * sizeof *c->sums.expert_load);
     c->device->zero(c->stream, c->loss_sum, sizeof *c->loss_sum);
-    for (int i = 0; i < TR_SPACES; i++) {
-        tr_space *s = &c->registry->space[i];
-        if (s->elems) c->device->zero(c->stream, s->grads, (size_t)s->elems * sizeof(float));
-    }
+    tr_gradients_begin(c->registry);
 }
 
 void tr_model_sums_get(tr_model *model, tr_model_sums *sums) {
@@ -306,10 +303,11 @@ static void embed(const tr_model *model, const slot_state *s) {
 
 static void embed_backward(const tr_model *model, const slot_state *s) {
     const tr_env *c = &model->env;
-    const tr_param *w = tr_param_at(c, model->embedding);
+    tr_param *w = tr_param_at(c, model->embedding);
     const void *dy = tr_rows_gather(c, s->gradient);
-    c->kernels->embedding_backward(c->stream, c->t, w->grad, s->token, dy, w->box.offset[0],
-                                   w->box.extent[0], c->N, c->config->hidden_size);
+    c->kernels->embedding_backward(c->stream, c->t, tr_gradient_sum(c->registry, c->stream, w),
+                                   s->token, dy, w->box.offset[0], w->box.extent[0], c->N,
+                                   c->config->hidden_size);
 }
 
 void tr_model_forward(tr_model *model, int64_t index, int64_t slot, bool training) {

@@ -142,9 +142,10 @@ static void grouped(const tr_env *c, const tr_saved *saved, void *y, const void 
 }
 
 static void run_grouped_weight(const tr_env *c, const tr_weight_job *job) {
-    const tr_param *w = job->w;
+    tr_param *w = job->w;
     c->kernels->grouped_gemm_weight(c->stream, c->t, w->box.extent[0], job->offset, job->rows,
-                                    job->dy, job->x, w->grad, w->decl.shape[1], w->decl.shape[2]);
+                                    job->dy, job->x, w->grad, w->decl.shape[1], w->decl.shape[2],
+                                    tr_gradient_beta(w));
 }
 
 static void grouped_weight(const tr_pass *pass, const tr_saved *saved, int64_t weight,

@@ -205,6 +205,27 @@ void tr_registry_publish(tr_registry *r) {
     }
 }
 
+void tr_gradients_begin(tr_registry *r) {
+    for (int64_t i = 0; i < r->count; i++) r->params[i].fresh = r->params[i].elems_loc > 0;
+}
+
+float tr_gradient_beta(tr_param *p) {
+    float beta = p->fresh ? 0 : 1;
+    p->fresh = false;
+    return beta;
+}
+
+float *tr_gradient_sum(const tr_registry *r, tr_stream *stream, tr_param *p) {
+    if (tr_gradient_beta(p) == 0)
+        r->device->zero(stream, p->grad, (size_t)p->elems_loc * sizeof *p->grad);
+    return p->grad;
+}
+
+void tr_gradients_end(tr_registry *r, tr_stream *stream) {
+    for (int64_t i = 0; i < r->count; i++)
+        if (r->params[i].fresh) tr_gradient_sum(r, stream, &r->params[i]);
+}
+
 int64_t tr_registry_total(const tr_registry *r) {
     int64_t total = 0;
     for (int64_t i = 0; i < r->count; i++) total += r->params[i].elems;

@@ -56,6 +56,7 @@ typedef struct {
     bool primary;   /* this stage counts and saves it (false: a tied copy) */
     void *weight;   /* device, compute type [elems_loc] */
     float *grad;    /* device, fp32 [elems_loc] */
+    bool fresh;     /* grad holds nothing of this step yet: the first to add overwrites */
 } tr_param;
 
 /* A run of one parameter inside this rank's shard: what AdamW and checkpoints loop over. */
@@ -110,6 +111,16 @@ void tr_registry_init(tr_registry *registry, uint64_t seed);
 
 /* Collective on each space's group. Compute weights of the whole space from the shards' masters. */
 void tr_registry_publish(tr_registry *registry);
+
+/* Gradients of a step: nobody clears them, the first contribution to each overwrites it.
+ * begin: local, before the first backward. beta: what that gradient is multiplied by before the
+ * caller's contribution, which covers all of it. sum: the gradient to add to, cleared if it is
+ * fresh, for kernels that only add. end: local, after the last backward; clears those that nobody
+ * contributed to. */
+void tr_gradients_begin(tr_registry *registry);
+float tr_gradient_beta(tr_param *param);
+float *tr_gradient_sum(const tr_registry *registry, tr_stream *stream, tr_param *param);
+void tr_gradients_end(tr_registry *registry, tr_stream *stream);
 
 /* Local. fp32 master values of a segment. */
 float *tr_segment_master(const tr_registry *registry, const tr_segment *segment);

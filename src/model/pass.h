@@ -55,7 +55,7 @@ typedef struct {
  * has been. */
 typedef struct tr_weight_job {
     void (*run)(const tr_env *c, const struct tr_weight_job *job);
-    const tr_param *w;
+    tr_param *w;
     const void *dy, *x; /* device [rows,out], [rows,in] */
     int64_t rows;
     const int64_t *offset; /* of experts: their rows, on the device; else NULL */
@@ -192,8 +192,7 @@ void tr_linear(const tr_env *c, void *y, tr_dtype y_t, const void *x, const tr_p
 void tr_linear_input(const tr_env *c, void *dx, tr_dtype dx_t, const void *dy, const tr_param *w,
                      int64_t N, float beta);
 /* dW[out,in] += dy[N,out]^T x[N,in], at once or queued: dy and x are operands. */
-void tr_linear_weight(const tr_pass *pass, const tr_param *w, const void *dy, const void *x,
-                      int64_t N);
+void tr_linear_weight(const tr_pass *pass, tr_param *w, const void *dy, const void *x, int64_t N);
 
 /* --- weight gradients (weights.c) ----------------------------------------------------------------
  * A backward whose pass has a queue leaves them to later (Qi et al. 2024, "Zero Bubble"). What they

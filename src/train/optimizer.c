@@ -21,6 +21,7 @@ static void add_copies(const tr_grid *grid, const tr_space *s) {
 
 void tr_gradients_reduce(tr_registry *r, const tr_grid *grid, double *sum_squares_p) {
     tr_device *device = r->device;
+    tr_gradients_end(r, NULL);
     device->zero(NULL, r->sum, sizeof *r->sum);
     for (int i = 0; i < TR_SPACES; i++) begin_reduce(&r->space[i]);
     for (int i = 0; i < TR_SPACES; i++) {

@@ -127,22 +127,28 @@ static void check_grouped(kt_maker *m, const int64_t *rows, int64_t N, int64_t K
 }
 
 static void check_grouped_weight(kt_maker *m, const int64_t *rows, int64_t N, int64_t K,
-                                 tr_dtype ab) {
+                                 tr_dtype ab, float beta) {
     int64_t G;
     kt_tensor *offsets = offsets_of(m, rows, &G);
     int64_t R = (int64_t)offsets->value[G];
     kt_tensor *dY = kt_normal(m, ab, R * N, 1), *X = kt_normal(m, ab, R * K, 1);
     kt_tensor *dW = kt_normal(m, TR_F32, G * N * K, 1);
     double *want = malloc((size_t)(dW->n + 1) * sizeof *want);
-    memcpy(want, dW->value, (size_t)dW->n * sizeof *want);
+    for (int64_t i = 0; i < dW->n; i++) {
+        want[i] = beta == 0 ? 0 : dW->value[i];
+        if (beta == 0) dW->value[i] = NAN;
+    }
+    dW = kt_from(m, TR_F32, dW->n, dW->value);
     for (int64_t g = 0; g < G; g++) {
         int64_t r = (int64_t)offsets->value[g];
         multiply(want + g * N * K, K, dY->value + r * N, 1, N, X->value + r * K, K, 1,
                  (size){N, K, rows[g]});
     }
-    m->k->grouped_gemm_weight(m->s, ab, G, offsets->data, R, dY->data, X->data, dW->data, N, K);
-    kt_check(m, dW, want, kt_tolerance(TR_F32), "grouped weight G %lld R %lld N %lld K %lld %s",
-             (long long)G, (long long)R, (long long)N, (long long)K, ab == TR_F32 ? "f32" : "bf16");
+    m->k->grouped_gemm_weight(m->s, ab, G, offsets->data, R, dY->data, X->data, dW->data, N, K,
+                              beta);
+    kt_check(m, dW, want, kt_tolerance(TR_F32),
+             "grouped weight G %lld R %lld N %lld K %lld %s beta %g", (long long)G, (long long)R,
+             (long long)N, (long long)K, ab == TR_F32 ? "f32" : "bf16", (double)beta);
     free(want);
     kt_release(m);
 }
@@ -155,7 +161,8 @@ static void grouped_equals_loops(kt_maker *m) {
                               flags & 2 ? 1.0f : 0.0f);
             check_grouped(m, groupings[i], 5, 0, true, types[t].ab, types[t].c, 0);
             check_grouped(m, groupings[i], 0, 5, true, types[t].ab, types[t].c, 0);
-            if (types[t].c == TR_F32) check_grouped_weight(m, groupings[i], 45, 38, types[t].ab);
+            for (int beta = 0; beta < 2 && types[t].c == TR_F32; beta++)
+                check_grouped_weight(m, groupings[i], 45, 38, types[t].ab, (float)beta);
         }
 }
 
@@ -168,7 +175,7 @@ static void any_number_of_threads(kt_maker *m) {
             check_gemm(m, (size){150, 130, 70}, false, true, types[t].ab, types[t].c, 1, 0);
             check_grouped(m, groupings[7], 45, 38, true, types[t].ab, types[t].c, 0);
         }
-        check_grouped_weight(m, groupings[7], 45, 38, TR_BF16);
+        check_grouped_weight(m, groupings[7], 45, 38, TR_BF16, 0);
     }
     omp_set_num_threads(before);
 }
