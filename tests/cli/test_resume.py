@@ -16,6 +16,7 @@ CONSTANT = dict(schedule="constant")  # the rate of a step must not depend on tr
 JOBS = {  # name: kind, ranks, settings
     "dense": ("dense", 1, {}),
     "moe on pp2 x dp2 x ep2": ("moe", 4, dict(parallel=dict(pipeline=2, expert=2))),
+    "moe on dp2 x tp2": ("moe", 4, dict(parallel=dict(tensor=2))),
     "bfloat16": ("moe", 1, dict(run=dict(dtype="bfloat16"))),
 }
 
