@@ -104,6 +104,8 @@ typedef struct {
         bool samples;
         bool tensorboard;
         bool routing;
+        bool trace;
+        int64_t trace_steps; /* 0: all */
     } log;
     /* state, for messages: the name it was read under, and where each setting was given (by row of
      * the table; NULL: nowhere, it has its default) */

@@ -213,6 +213,10 @@ const tr_setting tr_settings[] = {
      .help = "Whether TensorBoard events are written."},
     {KEY(log, routing), TR_KIND_BOOL, .fallback = "false",
      .help = "Whether routing-RANK.jsonl lists which experts each token chose, by what margin."},
+    {KEY(log, trace), TR_KIND_BOOL, .fallback = "false",
+     .help = "Whether trace-RANK.json shows what each rank did when (open it in Perfetto)."},
+    {KEY(log, trace_steps), TR_KIND_INT, .fallback = "10", WITHIN(0, MAX_SAMPLES),
+     .help = "Steps from the start that are traced; 0: all."},
 };
 
 const int tr_setting_count = (int)(sizeof tr_settings / sizeof *tr_settings);

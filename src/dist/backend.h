@@ -53,6 +53,7 @@ struct tr_request {
     const tr_backend *backend;
     tr_work work;
     bool complete;
+    int64_t traced;              /* its number in the trace */
     tr_request *next, *previous; /* in flight in the process; `next` also links the pool */
     /* mpi: the transfers posted, who takes part, and pieces of a reduce_scatter with their staging
      */

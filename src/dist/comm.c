@@ -7,6 +7,7 @@
 #include "dist/watch.h"
 
 #include "base/log.h"
+#include "base/trace.h"
 
 #include <limits.h>
 #include <sched.h>
@@ -200,9 +201,36 @@ static void unlink_request(tr_request *request) {
         runtime->last = request->previous;
 }
 
+static const char *const work_name[TR_WORK_COUNT] = {
+    [TR_WORK_SEND] = "send",
+    [TR_WORK_RECV] = "receive",
+    [TR_WORK_BARRIER] = "barrier",
+    [TR_WORK_BROADCAST] = "broadcast",
+    [TR_WORK_ALL_REDUCE] = "all_reduce",
+    [TR_WORK_REDUCE_SCATTER] = "reduce_scatter",
+    [TR_WORK_ALL_GATHER] = "all_gather",
+    [TR_WORK_ALL_TO_ALL] = "all_to_all",
+};
+
+/* Bytes of the operation's buffer on this rank. */
+static int64_t work_bytes(const tr_comm *comm, const tr_work *w) {
+    int64_t n = w->n * (int64_t)tr_dtype_bytes(w->dtype), rows = 0;
+    switch (w->kind) {
+    case TR_WORK_REDUCE_SCATTER:
+    case TR_WORK_ALL_GATHER:
+        return n * comm->size;
+    case TR_WORK_ALL_TO_ALL:
+        for (int r = 0; r < comm->size; r++) rows += w->send_rows[r];
+        return rows * w->row_bytes;
+    default:
+        return n;
+    }
+}
+
 static bool advance(tr_request *request) {
     if (!request->complete && request->backend->advance(request)) {
         request->complete = true;
+        tr_trace_transfer_end(work_name[request->work.kind], request->traced);
         unlink_request(request);
     }
     return request->complete;
@@ -219,6 +247,7 @@ static tr_request *begin(tr_comm *comm, const tr_work *work) {
     tr_request *request = take_request(comm);
     request->backend = backend;
     request->work = *work;
+    request->traced = tr_trace_transfer_begin(work_name[work->kind], work_bytes(comm, work));
     request->backend->begin(request);
     return request;
 }
@@ -322,16 +351,26 @@ static void drive(tr_comm *comm) {
     TR_MPI(MPI_Iprobe(MPI_ANY_SOURCE, MPI_ANY_TAG, comm->mpi, &flag, MPI_STATUS_IGNORE));
 }
 
+static void wait_begin(const char *what) {
+    tr_watch_wait(true);
+    tr_trace_wait_begin(what);
+}
+
+static void wait_end(void) {
+    tr_trace_wait_end();
+    tr_watch_wait(false);
+}
+
 void tr_end(tr_request *request) {
     if (!request) return;
     if (!advance(request)) {
-        tr_watch_wait(true);
+        wait_begin(work_name[request->work.kind]);
         do {
             drive(request->comm);
             /* Ranks may share a core: a rank that waits lets the others run. */
             if (!request->complete) sched_yield();
         } while (!advance(request));
-        tr_watch_wait(false);
+        wait_end();
     }
     tr_comm *comm = request->comm;
     request->next = comm->pool;
@@ -360,12 +399,12 @@ int tr_wait_any(tr_request *const *requests, int count) {
     if (found >= 0) return found;
     while (some < count && !requests[some]) some++;
     if (some == count) tr_abort("tr_wait_any: there is no operation to wait for");
-    tr_watch_wait(true);
+    wait_begin("any");
     for (; found < 0; found = complete_one(requests, count)) {
         drive(requests[some]->comm);
         sched_yield();
     }
-    tr_watch_wait(false);
+    wait_end();
     return found;
 }
 

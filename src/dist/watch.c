@@ -7,6 +7,7 @@
 #include "dist/watching.h"
 
 #include "base/log.h"
+#include "base/trace.h"
 
 #include <math.h>
 #include <poll.h>
@@ -65,6 +66,7 @@ void tr_watch_step(int64_t step) {
 }
 
 void tr_watch_action(const char *action, int64_t micro_batch) {
+    tr_trace_action(action, micro_batch);
     put_text(own->action, ACTION_WORDS, action);
     atomic_store_explicit(&own->micro_batch, micro_batch, memory_order_relaxed);
     tr_watch_progress();

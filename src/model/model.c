@@ -1,6 +1,7 @@
 /* model.c - the chunks of one pipeline rank and the slots of its micro-batches. Floor: model. */
 #include "model/model.h"
 
+#include "base/trace.h"
 #include "model/layers.h"
 #include "model/stages.h"
 
@@ -327,10 +328,15 @@ void tr_model_forward(tr_model *model, int64_t index, int64_t slot, bool trainin
         void *y =
             is_last ? s->output : tr_arena_alloc(s->kept, (size_t)tr_model_boundary_bytes(model));
         saved->t[TR_SAVED_X] = x;
+        tr_trace_work_begin("layer", chunk->layers.first + i);
         tr_block_forward(&chunk->blocks[i], &pass, saved, y);
+        tr_trace_work_end();
         x = y;
     }
-    if (chunk->last) tr_head_forward(&model->head, &pass, &s->head, x, s->label);
+    if (!chunk->last) return;
+    tr_trace_work_begin("head and loss", -1);
+    tr_head_forward(&model->head, &pass, &s->head, x, s->label);
+    tr_trace_work_end();
 }
 
 void tr_model_backward(tr_model *model, int64_t slot, bool split) {
@@ -341,8 +347,11 @@ void tr_model_backward(tr_model *model, int64_t slot, bool split) {
     if (split) pass.queue = &s->queue;
     s->waiting = false;
     if (chunk->last) tr_head_backward(&model->head, &pass, &s->head, s->output, s->gradient);
-    for (int64_t i = chunk->layers.count; i-- > 0;)
+    for (int64_t i = chunk->layers.count; i-- > 0;) {
+        tr_trace_work_begin("layer", chunk->layers.first + i);
         tr_block_backward(&chunk->blocks[i], &pass, &s->block[i], s->gradient);
+        tr_trace_work_end();
+    }
     if (chunk->first) embed_backward(model, s);
 }
 

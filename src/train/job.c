@@ -36,8 +36,8 @@ static int choose_threads(const tr_config *config, tr_comm *world) {
     return threads;
 }
 
-/* The axes that are split, for messages. */
-static void mark_place(const tr_grid_place *at) {
+void tr_job_place(const tr_job *job, char *out, size_t bytes) {
+    const tr_grid_place *at = &job->grid->at;
     const struct {
         const char *name;
         int size, place;
@@ -45,12 +45,11 @@ static void mark_place(const tr_grid_place *at) {
                 {"data", at->shape.data, at->d},
                 {"context", at->shape.context, at->c},
                 {"tensor", at->shape.tensor, at->t}};
-    char text[128] = "";
+    *out = '\0';
     for (size_t i = 0, used = 0; i < sizeof axes / sizeof *axes; i++)
-        if (axes[i].size > 1)
-            used += (size_t)snprintf(text + used, sizeof text - used, "%s%s %d", used ? ", " : "",
+        if (axes[i].size > 1 && used < bytes)
+            used += (size_t)snprintf(out + used, bytes - used, "%s%s %d", used ? ", " : "",
                                      axes[i].name, axes[i].place);
-    tr_watch_place(text);
 }
 
 /* Tensor ranks that hold the same key/value heads. */
@@ -75,7 +74,9 @@ tr_status tr_job_create(const tr_config *config, tr_comm *world, bool plan_only,
     job->world = world;
     job->threads = choose_threads(config, world);
     job->grid = tr_grid_create(world, shape);
-    mark_place(&job->grid->at);
+    char place[128];
+    tr_job_place(job, place, sizeof place);
+    tr_watch_place(place);
     job->device = tr_device_cpu(NULL);
     job->model = tr_model_create(config, job->grid, job->device);
     tr_registry_seal(tr_model_registry(job->model), job->grid, config->parallel.bucket_elems,

@@ -46,6 +46,9 @@ tr_status tr_job_save(tr_job *job);
  */
 tr_status tr_job_load(tr_job *job, const char *path, bool moments);
 
+/* Local. This rank's coordinates on the axes that are split, "pipeline 1, data 0"; "" for none. */
+void tr_job_place(const tr_job *job, char *out, size_t bytes);
+
 /* Where this run's files are. */
 void tr_job_run_directory(const tr_config *config, char *out, size_t bytes);
 void tr_job_checkpoint_directory(const tr_config *config, char *out, size_t bytes);

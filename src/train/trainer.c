@@ -2,6 +2,7 @@
 #include "train/trainer.h"
 
 #include "base/log.h"
+#include "base/trace.h"
 #include "dist/watch.h"
 #include "kernels/peak.h"
 #include "observe/metrics.h"
@@ -10,6 +11,7 @@
 #include "train/routing.h"
 #include "train/signals.h"
 #include "train/step.h"
+#include "train/tracing.h"
 
 #include <errno.h>
 #include <stdio.h>
@@ -24,7 +26,9 @@ typedef struct {
     tr_progress *progress;   /* rank 0 */
     tr_routing_log *routing; /* log.routing: every rank */
     double flops_per_token, world_peak;
-    int64_t loads; /* MoE layers * experts */
+    int64_t loads;     /* MoE layers * experts */
+    int64_t traced_to; /* the last step that is traced */
+    bool tracing;
     int64_t *expert_load, *sample_ids;
 } loop;
 
@@ -82,7 +86,21 @@ static tr_status loop_open(loop *l, tr_job *job) {
     if (tr_comm_rank(job->world) == 0) status = open_files(l);
     TR_TRY(tr_agree(job->world, status));
     if (c->log.routing) status = tr_routing_log_open(job, tr_step_batches(l->step), &l->routing);
-    return tr_agree(job->world, status);
+    TR_TRY(tr_agree(job->world, status));
+    if (!c->log.trace) return TR_OK;
+    l->traced_to = c->log.trace_steps ? job->at.step + c->log.trace_steps : c->training.steps;
+    TR_TRY(tr_tracing_open(job));
+    l->tracing = true;
+    return TR_OK;
+}
+
+/* Collective. Writes the trace of a step; closes it after the last one. */
+static tr_status trace_step(loop *l, bool last) {
+    if (!l->tracing) return TR_OK;
+    tr_trace_flush();
+    if (!last) return TR_OK;
+    l->tracing = false;
+    return tr_tracing_close(l->job);
 }
 
 static tr_status loop_close(loop *l) {
@@ -186,6 +204,7 @@ static tr_status steps(loop *l) {
                            "(training.max_skipped_steps); lower optimizer.learning_rate and resume "
                            "from an earlier checkpoint",
                            (long long)job->at.step, (long long)job->at.skipped_in_row);
+        TR_TRY(trace_step(l, job->at.step >= l->traced_to));
         bool stop = stop_asked(job), done = job->at.step == c->training.steps;
         if (stop || due(job->at.step, c->checkpoint.every, c->training.steps))
             TR_TRY(tr_job_save(job));
@@ -198,6 +217,10 @@ tr_status tr_train(tr_job *job) {
     loop l;
     tr_status status = loop_open(&l, job);
     if (status == TR_OK) status = steps(&l);
+    if (status == TR_OK || status == TR_STOPPED) {
+        tr_status traced = trace_step(&l, true);
+        if (traced != TR_OK) status = traced;
+    }
     tr_status closed = tr_agree(job->world, loop_close(&l));
     return status != TR_OK ? status : closed;
 }
