@@ -121,7 +121,8 @@ tr_status tr_config_read(const char *path, int nsets, char *const *sets, tr_conf
 tr_status tr_config_parse(const char *text, const char *name, int nsets, char *const *sets,
                           tr_config **config_p);
 /* The same from a config that was read, with `sets` over it; `unsharded` leaves out section
- * parallel first, so that it has its defaults: what one rank runs. */
+ * parallel first, so that it has its defaults (but a schedule that router_aux_loss_scope needs):
+ * what one rank runs. */
 tr_status tr_config_alter(const tr_config *config, bool unsharded, int nsets, char *const *sets,
                           tr_config **config_p);
 void tr_config_destroy(tr_config *config); /* NULL-safe */

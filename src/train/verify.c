@@ -92,15 +92,14 @@ static tr_status open_side(verification *v, side *s, tr_comm *comm, bool full,
     return TR_OK;
 }
 
-/* The same job without any sharding. Balance over the global batch needs all forwards first. */
+/* The same job without any sharding. */
 static tr_status one_rank_config(verification *v, bool full) {
     const tr_config *c = v->grid.config;
-    char recompute[64], *sets[2] = {recompute, "parallel.schedule=gpipe"};
+    char recompute[64], *sets[] = {recompute};
     static const char *const words[] = {"none", "selective", "full"};
     snprintf(recompute, sizeof recompute, "parallel.recompute=%s",
              words[full ? c->parallel.recompute : TR_RECOMPUTE_NONE]);
-    bool global = c->model.router_aux_loss_scope == TR_AUX_GLOBAL_BATCH;
-    return tr_config_alter(c, true, global ? 2 : 1, sets, &v->one.config);
+    return tr_config_alter(c, true, 1, sets, &v->one.config);
 }
 
 /* Rank 0. */
