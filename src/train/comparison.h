@@ -10,7 +10,7 @@ typedef struct {
     double sum[TR_VERIFY_SUMS]; /* relative */
     double gradient, weight;    /* ||grid - one|| / ||one|| of a parameter */
     double gap;                 /* of a flip that nothing else caused */
-    double noise; /* a gradient below this part of its share of the whole norm counts as none */
+    double share; /* of its part of the whole norm: to this a smaller gradient is held */
 } tr_verify_limits;
 
 /* The limits of one step from the same weights, when `flips` of the batch's tokens were routed
@@ -35,8 +35,8 @@ typedef struct {
     char fault[512]; /* found outside the table: "" if nothing is */
 } tr_comparison;
 
-/* ||a - b|| / ||b||; 0 when both norms are below `noise`; infinite when only b is 0. */
-double tr_verify_relative(const float *a, const float *b, int64_t n, double noise);
+/* ||a - b|| / max(||b||, least); infinite when that is a division by 0. */
+double tr_verify_relative(const float *a, const float *b, int64_t n, double least);
 
 /* Prints the table, at most 100 columns; worst rows first, `most` of them. */
 void tr_comparison_print(const tr_comparison *comparison, int64_t most);

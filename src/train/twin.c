@@ -3,6 +3,7 @@
 
 #include "model/stages.h"
 
+#include <math.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -123,10 +124,20 @@ static void fewer_heads(shrinker *s) {
     }
 }
 
+/* Weights grow as rows shorten, so that activations keep their size and attention its contrast. */
+static void narrower_stream(shrinker *s) {
+    int64_t wide = s->now->model.hidden_size;
+    narrow(s, "hidden_size", wide, 32, 16);
+    double grown = sqrt((double)wide / (double)s->now->model.hidden_size);
+    sets given = {0};
+    add(&given, "model.initializer_range=%.9g", s->now->model.initializer_range * grown);
+    try(s, &given);
+}
+
 static void narrower(shrinker *s) {
     fewer_heads(s);
     narrow(s, "head_dim", s->now->model.head_dim, 8, 8);
-    narrow(s, "hidden_size", s->now->model.hidden_size, 32, 16);
+    narrower_stream(s);
     narrow(s, "intermediate_size", s->now->model.intermediate_size, 48, 24);
     narrow(s, "moe_intermediate_size", s->now->model.moe_intermediate_size, 24, 24);
     narrow(s, "shared_expert_intermediate_size", s->now->model.shared_expert_intermediate_size, 24,

@@ -167,13 +167,13 @@ static void note_fault(verification *v) {
 
 /* Collective on world. On rank 0 the difference of parameter i, whose values on the grid then
  * replace one rank's. */
-static double compare(verification *v, int64_t i, tr_gather_kind kind, double noise) {
+static double compare(verification *v, int64_t i, tr_gather_kind kind, double least) {
     tr_status status = tr_gather_parameter(v->grid.gather, i, kind, v->a);
     if (!v->root) return 0;
     if (status == TR_OK) status = tr_gather_parameter(v->one.gather, i, kind, v->b);
     if (status != TR_OK) note_fault(v);
     int64_t n = tr_model_registry(v->one.job->model)->params[i].elems;
-    double difference = tr_verify_relative(v->a, v->b, n, noise);
+    double difference = tr_verify_relative(v->a, v->b, n, least);
     tr_gather_put(v->one.gather, i, kind, v->a);
     return status == TR_OK ? difference : INFINITY;
 }
@@ -184,8 +184,7 @@ static void compare_gradients(verification *v, int step) {
     v->doing = "comparing gradients";
     for (int64_t i = 0; i < r->count; i++) {
         double share = norm * sqrt((double)r->params[i].elems / total);
-        double noise = v->c.step[step].limits.noise * share;
-        double d = compare(v, i, TR_GATHER_GRADIENT, noise);
+        double d = compare(v, i, TR_GATHER_GRADIENT, v->c.step[step].limits.share * share);
         if (v->root) v->c.rows[i].gradient[step] = d;
         progress(v, i, r->count);
     }

@@ -7,6 +7,7 @@ import subprocess
 import time
 
 import h5py
+import numpy as np
 from conftest import ROOT
 
 # mpirun waits twice this many seconds for the other ranks once one has ended with an error.
@@ -70,6 +71,15 @@ def saved_steps(lab, name):
     names = sorted(os.listdir(lab.path / "checkpoints" / name))
     assert all(re.fullmatch(r"step-\d{8}\.h5", n) for n in names), names
     return [int(n[5:-3]) for n in names]
+
+
+def checksum(a):
+    """The store's checksum of a tensor, as checkpoints/README.md defines it."""
+    namespace = {}
+    text = (ROOT / "checkpoints" / "README.md").read_text()
+    code = [b.split("```")[0] for b in text.split("```python\n")[1:] if "def checksum" in b]
+    exec(code[0], namespace)
+    return namespace["checksum"](a)
 
 
 # --- running --------------------------------------------------------------------------------------

@@ -11,9 +11,8 @@ import h5py
 import numpy as np
 import pytest
 from conftest import Lab, english
-from jobs import (Job, check_same_run, metrics_text, processes_in, rank_of, saved_steps, small,
-                  wait_until_gone)
-from test_grids import checksum
+from jobs import (Job, check_same_run, checksum, metrics_text, processes_in, rank_of, saved_steps,
+                  small, wait_until_gone)
 
 SIGNALS = {"TERM": signal.SIGTERM, "USR1": signal.SIGUSR1}
 

@@ -1,12 +1,11 @@
 """Property: every grid computes what one rank computes, within the limits that the order of float32
 sums leaves: (a) one step from the same weights, (b) ten steps dense, (c) ten steps with experts
 until the first token is routed differently, and close after it."""
-import json
-
 import h5py
 import numpy as np
 import pytest
-from conftest import ROOT
+from compare import STEPS, check_gradients, check_rows, first_flip, gradients
+from jobs import checksum
 
 GRIDS = {  # name: (ranks, parallel settings, global settings)
     "pp2": (2, dict(pipeline=2)),
@@ -40,8 +39,6 @@ MOE_GRIDS = {
 }
 CASES = [(kind, grid) for kind in ("dense", "moe") for grid in GRIDS] + \
         [("moe", grid) for grid in MOE_GRIDS]
-BETA1 = 0.9
-STEPS = 10
 
 
 def settings(grid, **more):
@@ -51,66 +48,6 @@ def settings(grid, **more):
 
 def experts(grid):
     return 6 if grid == "cp3 x ep3" else 4
-
-
-def relative(a, b):
-    return abs(a - b) / max(abs(b), 1e-30) if b else abs(a)
-
-
-def routing(lab, name, ranks):
-    """{(step, layer): {token: (sorted experts, gap)}}"""
-    seen = {}
-    for r in range(ranks):
-        for line in open(lab.path / "runs" / name / f"routing-{r}.jsonl"):
-            row = json.loads(line)
-            chosen = np.sort(np.array(row["expert"]).reshape(len(row["token"]), -1), 1)
-            place = seen.setdefault((row["step"], row["layer"]), {})
-            for token, who, gap in zip(row["token"], chosen, row["gap"]):
-                place[token] = (tuple(who), gap)
-    return seen
-
-
-def first_flip(lab, one, name, ranks, last=STEPS):
-    """The first step in which a token goes to other experts; all such tokens' scores were tied."""
-    a, b = routing(lab, one, 1), routing(lab, name, ranks)
-    assert a.keys() == b.keys()
-    flips = []
-    for place in sorted(a):
-        assert a[place].keys() == b[place].keys()
-        flips += [(place, t, min(a[place][t][1], b[place][t][1])) for t in a[place]
-                  if a[place][t][0] != b[place][t][0]]
-    first = min((step for (step, _), _, _ in flips), default=last + 1)
-    for (step, layer), token, gap in flips:
-        if step == first:
-            print(f"  flip: step {step} layer {layer} token {token} score gap {gap:.1e}")
-            assert gap < 1e-5
-    return first
-
-
-def check_rows(got, want, loss, norm, aux):
-    worst = {}
-    for a, b in zip(got, want, strict=True):
-        assert a["step"] == b["step"] and a["samples"] == b["samples"]
-        for key, limit in (("loss", loss), ("grad_norm", norm), ("aux_loss", aux), ("z_loss", aux)):
-            d = relative(a[key], b[key])
-            worst[key] = max(worst.get(key, 0), d)
-            assert d <= limit, f"step {a['step']} {key}: {a[key]} against {b[key]}, {d:.1e} off"
-    return worst
-
-
-def gradients(lab, name, step, before=None):
-    """The clipped gradient of a step, from the first moments around it."""
-    after = lab.tensors(name, step, "optimizer/exp_avg")
-    old = before or {k: 0.0 for k in after}
-    return {k: (v.astype(np.float64) - BETA1 * old[k]) / (1 - BETA1) for k, v in after.items()}
-
-
-def check_gradients(got, want):
-    assert got.keys() == want.keys()
-    worst = max((np.linalg.norm(got[k] - want[k]) / max(np.linalg.norm(want[k]), 1e-30), k)
-                for k in want)
-    assert worst[0] <= 1e-5, worst
-    return worst
 
 
 @pytest.fixture(scope="module")
@@ -291,12 +228,3 @@ def test_all_tokens_to_one_expert(lab):
                          model=dict(model, init_from=str(rewrite))), ranks=4)
     assert all(load[0] > 0 and sum(load[1:]) == 0 for load in lab.rows("one")[0]["expert_load"])
     check_rows(lab.rows("many")[:1], lab.rows("one")[:1], loss=2e-6, norm=5e-6, aux=2e-6)
-
-
-def checksum(a):
-    """The store's checksum of a tensor, as checkpoints/README.md defines it."""
-    namespace = {}
-    text = (ROOT / "checkpoints" / "README.md").read_text()
-    code = [b.split("```")[0] for b in text.split("```python\n")[1:] if "def checksum" in b]
-    exec(code[0], namespace)
-    return namespace["checksum"](a)

@@ -7,10 +7,10 @@ import shutil
 import h5py
 import numpy as np
 import pytest
+from compare import first_flip
 from conftest import Lab
 from jobs import (Job, check_same_checkpoint, check_same_run, contents, metrics_text, saved_steps,
                   small)
-from test_grids import first_flip
 
 CONSTANT = dict(schedule="constant")  # the rate of a step must not depend on training.steps
 JOBS = {  # name: kind, ranks, settings

@@ -1,0 +1,74 @@
+"""What every comparison of a grid with one rank uses: rows of metrics.jsonl, gradients out of
+checkpoints, and tokens that near ties send to other experts. Each check fails by an assertion."""
+import json
+
+import numpy as np
+import yaml
+
+BETA1 = 0.9
+STEPS = 10
+
+
+def relative(a, b):
+    return abs(a - b) / max(abs(b), 1e-30) if b else abs(a)
+
+
+def routing(lab, name, ranks):
+    """{(step, layer): {token: (sorted experts, gap)}}"""
+    seen = {}
+    for r in range(ranks):
+        for line in open(lab.path / "runs" / name / f"routing-{r}.jsonl"):
+            row = json.loads(line)
+            chosen = np.sort(np.array(row["expert"]).reshape(len(row["token"]), -1), 1)
+            place = seen.setdefault((row["step"], row["layer"]), {})
+            for token, who, gap in zip(row["token"], chosen, row["gap"]):
+                place[token] = (tuple(who), gap)
+    return seen
+
+
+def first_flip(lab, one, name, ranks, last=STEPS):
+    """The first step in which a token goes to other experts. Its scores were tied, unless another of
+    its sequence had gone astray in an earlier layer: attention passes that on."""
+    a, b = routing(lab, one, 1), routing(lab, name, ranks)
+    length = yaml.safe_load((lab.path / "runs" / one / "config.yaml").read_text())
+    length = length["data"]["sequence_length"]
+    assert a.keys() == b.keys()
+    flips = []
+    for place in sorted(a):
+        assert a[place].keys() == b[place].keys()
+        flips += [(place, t, min(a[place][t][1], b[place][t][1])) for t in a[place]
+                  if a[place][t][0] != b[place][t][0]]
+    first = min((step for (step, _), _, _ in flips), default=last + 1)
+    earliest = {}  # layer, by sequence: flips come in order of layers
+    for (step, layer), token, gap in flips:
+        if step == first:
+            print(f"  flip: step {step} layer {layer} token {token} score gap {gap:.1e}")
+            start = earliest.setdefault(token // length, layer)
+            assert gap < 1e-5 or layer > start
+    return first
+
+
+def check_rows(got, want, loss, norm, aux):
+    worst = {}
+    for a, b in zip(got, want, strict=True):
+        assert a["step"] == b["step"] and a["samples"] == b["samples"]
+        for key, limit in (("loss", loss), ("grad_norm", norm), ("aux_loss", aux), ("z_loss", aux)):
+            d = relative(a[key], b[key])
+            worst[key] = max(worst.get(key, 0), d)
+            assert d <= limit, f"step {a['step']} {key}: {a[key]} against {b[key]}, {d:.1e} off"
+    return worst
+
+
+def gradients(lab, name, step, before=None):
+    """The clipped gradient of a step, from the first moments around it."""
+    after = lab.tensors(name, step, "optimizer/exp_avg")
+    old = before or {k: 0.0 for k in after}
+    return {k: (v.astype(np.float64) - BETA1 * old[k]) / (1 - BETA1) for k, v in after.items()}
+
+
+def check_gradients(got, want):
+    assert got.keys() == want.keys()
+    worst = max((np.linalg.norm(got[k] - want[k]) / max(np.linalg.norm(want[k]), 1e-30), k)
+                for k in want)
+    assert worst[0] <= 1e-5, worst
+    return worst

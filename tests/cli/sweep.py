@@ -1,0 +1,236 @@
+"""Draws random configs and compares their grid with one rank, within the limits that the order of
+float32 sums leaves: (a) one step from the same weights, at the start and from one rank's checkpoint
+of step 5; (b), (c) ten steps. And `trireme verify` has to agree.
+
+    TRIREME=build/trireme python3 tests/cli/sweep.py --seed 1 --configs 14
+    TRIREME=build/trireme python3 tests/cli/sweep.py --seed 1 --only 7      one of them again
+
+Config i depends on the seed and i alone. Draws that the program refuses are counted, printed, and
+drawn again. A new setting is a row of AXES."""
+import argparse
+import contextlib
+import io
+import os
+import random
+import sys
+import tempfile
+import time
+import traceback
+from pathlib import Path
+
+import yaml
+from compare import STEPS, check_gradients, check_rows, first_flip, gradients, relative
+from conftest import Lab
+
+MOST_RANKS = 8
+DRAWS = 60  # refused in a row before the generator counts as broken
+
+
+def moe(d):
+    return d["model.num_experts"] > 0
+
+
+def stages(d):
+    return d["parallel.pipeline"] * d.get("parallel.virtual_stages", 1)
+
+
+def lengths_fit(d, length):
+    context, rows = d["parallel.context"], d["training.micro_batch_size"] * length
+    return ((context == 1 or length % (2 * context) == 0)
+            and rows // context % d["parallel.tensor"] == 0)
+
+
+def heads_fit(tensor, queries, keys):
+    return queries % tensor == 0 and (keys % tensor == 0 or tensor % keys == 0)
+
+
+def grids():
+    """(pipeline, data, context, tensor) of 2 to 8 ranks."""
+    sizes = 1, 2, 3, 4
+    return [(p, d, c, t) for p in sizes for d in sizes for c in sizes for t in sizes
+            if 2 <= p * d * c * t <= MOST_RANKS]
+
+
+# Each row draws one or more settings: (names, choices). Choices are a list, or a function of what
+# has been drawn so far, which leaves out what the program would refuse; a value that stands twice
+# comes twice as often; None leaves the setting out. "data" and "micro_batches" are no settings:
+# ranks and global_batch_size follow from them.
+AXES = [
+    ("parallel.pipeline data parallel.context parallel.tensor", grids()),
+    ("parallel.schedule", lambda d: ["1f1b", "gpipe", "interleaved", "zb_h1", "zb_v", "dualpipe_v"]
+     if d["parallel.pipeline"] > 1 else ["1f1b", "gpipe"]),
+    ("parallel.virtual_stages",
+     lambda d: [2, 3] if d["parallel.schedule"] == "interleaved" else
+     [2] if d["parallel.schedule"] in ("zb_v", "dualpipe_v") else [1]),
+    ("parallel.recompute", ["none", "selective", "full"]),
+    ("parallel.bucket_elems", [512, 4096, 4194304]),
+    ("micro_batches", [1, 2, 3, 4, 5, 6]),
+    ("training.micro_batch_size", [1, 2, 3]),
+    ("data.sequence_length", lambda d: [n for n in (24, 25, 32, 36, 48, 64) if lengths_fit(d, n)]),
+    ("data.pad_id", [-1, -1, 32]),
+    ("model.num_hidden_layers", lambda d: range(stages(d), stages(d) + 6)),
+    ("model.hidden_size", [24, 32, 40]),
+    ("model.num_attention_heads model.num_key_value_heads",
+     lambda d: [(q, k) for q, k in ((4, 2), (4, 4), (6, 2), (4, 1), (12, 4), (6, 3))
+                if heads_fit(d["parallel.tensor"], q, k)]),
+    ("model.head_dim", [8, 12, 16]),
+    ("model.intermediate_size", [48, 40]),
+    ("model.vocab_size", [256, 257, 300]),
+    # wide enough that attention and routers prefer something: at 0.02 so narrow a model is even
+    # everywhere, and gradients of queries and keys are what rounding leaves
+    ("model.initializer_range", [0.1]),
+    ("model.tie_word_embeddings", [False, True]),
+    ("model.sliding_window", [0, 0, 1, 9, 48]),
+    ("model.num_experts", [0, 3, 4, 6, 8]),
+    ("parallel.expert",
+     lambda d: [n for n in (1, 2, 3, 4, 6, 8) if d["data"] * d["parallel.context"] % n == 0
+                and d["model.num_experts"] % n == 0] if moe(d) else [1]),
+    ("model.num_experts_per_tok", lambda d: [1, 2, 3] if moe(d) else [None]),
+    ("model.moe_intermediate_size", lambda d: [24, 20] if moe(d) else [None]),
+    ("model.shared_expert_intermediate_size", lambda d: [0, 16] if moe(d) else [None]),
+    ("model.norm_topk_prob", lambda d: [True, False] if moe(d) else [None]),
+    ("model.first_k_dense_replace model.decoder_sparse_step",
+     lambda d: [(None, None)] if not moe(d) else
+     [(0, 1), (0, 1), (1, 1), (0, 2), (1, 2)] if d["model.num_hidden_layers"] > 1 else [(0, 1)]),
+    ("model.router_aux_loss_coef", lambda d: [0.0, 0.01, 0.1] if moe(d) else [None]),
+    ("model.router_z_loss_coef", lambda d: [0.0, 0.001] if moe(d) else [None]),
+    ("model.router_aux_loss_scope",
+     lambda d: [None] if not moe(d) else ["micro_batch", "sequence", "global_batch"]
+     if d["parallel.schedule"] == "gpipe" or d["micro_batches"] == 1 else
+     ["micro_batch", "sequence"]),
+    ("model.expert_capacity_factor", lambda d: [0, 0, 0.6, 1.3] if moe(d) else [None]),
+    ("model.expert_drop_policy", lambda d: ["position", "probability"] if moe(d) else [None]),
+    ("optimizer.clip", [1.0, 0.0]),
+]
+
+
+def draw(rng, fixed=None):
+    """{name: value}: one value of every axis; those of `fixed` as given."""
+    drawn = {}
+    for names, choices in AXES:
+        value = rng.choice(choices(drawn) if callable(choices) else choices)
+        names = names.split()
+        drawn.update(zip(names, value if len(names) > 1 else [value]))
+        drawn.update({name: fixed[name] for name in names if fixed and name in fixed})
+    return drawn
+
+
+def ranks_of(drawn):
+    return drawn["data"] * drawn["parallel.pipeline"] * drawn["parallel.context"] * \
+        drawn["parallel.tensor"]
+
+
+def sections(drawn):
+    """The drawn settings as sections of a config."""
+    out = {"run": dict(peak_flops=1e11), "training": dict(steps=STEPS),
+           "checkpoint": dict(every=1), "log": dict(routing=moe(drawn))}
+    for name, value in drawn.items():
+        section, _, key = name.partition(".")
+        if key and value is not None:
+            out.setdefault(section, {})[key] = value
+    out["training"]["global_batch_size"] = (drawn["training.micro_batch_size"] * drawn["data"] *
+                                            drawn["micro_batches"])
+    return out
+
+
+def describe(drawn):
+    """The config in a line."""
+    text = f"{ranks_of(drawn)} ranks:"
+    for axis, short in (("pipeline", "pp"), ("data", "dp"), ("context", "cp"), ("tensor", "tp"),
+                        ("expert", "ep")):
+        size = drawn.get(axis) or drawn.get(f"parallel.{axis}")
+        text += f" {short}{size}" if size > 1 else ""
+    text += f" {drawn['parallel.schedule']} m{drawn['micro_batches']}"
+    text += f" L{drawn['model.num_hidden_layers']}"
+    return text + (f" E{drawn['model.num_experts']}" if moe(drawn) else " dense")
+
+
+def refusal(done):
+    lines = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+    return lines[0].removeprefix("error: ") if lines else done.stderr
+
+
+def compare(lab, drawn, change=None):
+    """What was measured, in words, or None and why the program refuses the config. `change` alters
+    the grid's settings alone, to see the comparison fail."""
+    ranks, settings = ranks_of(drawn), sections(drawn)
+    many = lab.config("many", "dense", **settings)
+    done = lab.train(many, *(change or ()), ranks=ranks, code=None)
+    if done.returncode == 64:
+        return None, refusal(done)
+    assert done.returncode == 0, f"exit code {done.returncode}\n{done.stdout}\n{done.stderr}"
+    global_batch = settings["model"].get("router_aux_loss_scope") == "global_batch"
+    settings["parallel"] = dict(schedule="gpipe" if global_batch else "1f1b")
+    one = lab.config("one", "dense", **settings)
+    lab.train(one)
+    got, want = lab.rows("many"), lab.rows("one")
+
+    check_rows(got[:1], want[:1], loss=2e-6, norm=5e-6, aux=2e-6)
+    step1 = check_gradients(gradients(lab, "many", 1), gradients(lab, "one", 1))
+    flip = first_flip(lab, "one", "many", ranks) if moe(drawn) else STEPS + 1
+    worst = check_rows(got[:flip - 1], want[:flip - 1], loss=5e-6, norm=5e-6, aux=5e-6)
+    check_rows(got[flip - 1:], want[flip - 1:], loss=1e-4, norm=1e-3, aux=2e-3)
+    key = "validation_loss"
+    assert relative(got[-1][key], want[-1][key]) <= (5e-6 if flip > STEPS else 1e-4), (got, want)
+
+    lab.train(many, *(change or ()), "run.name=again", "training.steps=6", ranks=ranks,
+              resume=lab.checkpoint_path("one", 5))
+    check_rows(lab.rows("again"), want[5:6], loss=2e-6, norm=5e-6, aux=2e-6)
+    before = lab.tensors("one", 5, "optimizer/exp_avg")
+    step6 = check_gradients(gradients(lab, "again", 6, before), gradients(lab, "one", 6, before))
+    verified = lab.run("verify", many, ranks=ranks, code=None)
+    assert verified.returncode == 0, f"verify\n{verified.stdout}\n{verified.stderr}"
+    text = f"gradients {step1[0]:.0e} {step6[0]:.0e}, loss {worst.get('loss', 0):.0e}"
+    return text + (f", flip at step {flip}" if flip <= STEPS else ""), None
+
+
+def drawn_config(seed, i, attempt):
+    return draw(random.Random(f"{seed}-{i}-{attempt}"))
+
+
+def run_one(seed, i):
+    """(whether it passed, how many draws were refused). Prints lines as it goes."""
+    for attempt in range(DRAWS):
+        drawn = drawn_config(seed, i, attempt)
+        print(f"{i:3} {describe(drawn)}", end=": ", flush=True)
+        said = io.StringIO()
+        with tempfile.TemporaryDirectory() as folder:
+            try:
+                with contextlib.redirect_stdout(said):
+                    text, why = compare(Lab(folder), drawn)
+            except Exception:
+                print(f"FAILED\n{said.getvalue()}{traceback.format_exc()}")
+                print(yaml.safe_dump(sections(drawn), sort_keys=False))
+                print(f"again: TRIREME={os.environ['TRIREME']} {sys.executable} {sys.argv[0]} "
+                      f"--seed {seed} --only {i}", flush=True)
+                return False, attempt
+        print(text or f"refused: {why}", flush=True)
+        if text:
+            return True, attempt
+    print(f"{DRAWS} draws in a row were refused: mend AXES")
+    return False, DRAWS
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--configs", type=int, default=14, help="how many to compare")
+    parser.add_argument("--only", type=int, help="the number of one config")
+    a = parser.parse_args()
+    numbers = range(a.configs) if a.only is None else [a.only]
+    os.environ["TRIREME"] = str(Path(os.environ["TRIREME"]).resolve())
+    print(f"sweep with seed {a.seed}", flush=True)
+    started, failed, refused = time.monotonic(), [], 0
+    for i in numbers:
+        passed, draws = run_one(a.seed, i)
+        refused += draws
+        if not passed:
+            failed.append(i)
+    print(f"seed {a.seed}: {len(numbers) - len(failed)} of {len(numbers)} configs equal one rank, "
+          f"{refused} draws refused, {time.monotonic() - started:.0f} s"
+          + (f"; failed: {failed}" if failed else ""))
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
