@@ -2,8 +2,8 @@
 float32 sums leaves: (a) one step from the same weights, at the start and from one rank's checkpoint
 of step 5; (b), (c) ten steps. And `trireme verify` has to agree.
 
-    TRIREME=build/trireme python3 tests/cli/sweep.py --seed 1 --configs 14
-    TRIREME=build/trireme python3 tests/cli/sweep.py --seed 1 --only 7      one of them again
+    TRIREME=build/trireme /usr/bin/python3 tests/cli/sweep.py --seed 1 --configs 14
+    TRIREME=build/trireme /usr/bin/python3 tests/cli/sweep.py --seed 1 --only 7      one of them again
 
 Config i depends on the seed and i alone. Draws that the program refuses are counted, printed, and
 drawn again. A new setting is a row of AXES."""
@@ -215,9 +215,10 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--configs", type=int, default=14, help="how many to compare")
+    parser.add_argument("--first", type=int, default=0, help="the number of the first")
     parser.add_argument("--only", type=int, help="the number of one config")
     a = parser.parse_args()
-    numbers = range(a.configs) if a.only is None else [a.only]
+    numbers = range(a.first, a.first + a.configs) if a.only is None else [a.only]
     os.environ["TRIREME"] = str(Path(os.environ["TRIREME"]).resolve())
     print(f"sweep with seed {a.seed}", flush=True)
     started, failed, refused = time.monotonic(), [], 0
