@@ -2,8 +2,8 @@
  *
  * Two training steps run on the grid and, by the same code, on rank 0 alone without any sharding.
  * Compared are: the initial weights; of each step loss, auxiliary loss, z-loss and the norm of the
- * gradient; and of each parameter gradient and new weight, as ||grid - one|| / ||one|| (of gradients far smaller than
- * others see comparison.c).
+ * gradient; and of each parameter gradient and new weight, as ||grid - one|| / ||one|| (of
+ * gradients far smaller than others see comparison.c).
  *
  * Both sides begin each step with the same weights, and one rank updates with the grid's gradients
  * (once they are compared): so the limits of one step from the same weights hold for both steps,

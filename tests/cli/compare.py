@@ -27,8 +27,8 @@ def routing(lab, name, ranks):
 
 
 def first_flip(lab, one, name, ranks, last=STEPS):
-    """The first step in which a token goes to other experts. Its scores were tied, unless another of
-    its sequence had gone astray in an earlier layer: attention passes that on."""
+    """The first step in which a token goes to other experts. Its scores were tied, unless another
+    of its sequence had gone astray in an earlier layer: attention passes that on."""
     a, b = routing(lab, one, 1), routing(lab, name, ranks)
     length = yaml.safe_load((lab.path / "runs" / one / "config.yaml").read_text())
     length = length["data"]["sequence_length"]

@@ -3,7 +3,7 @@ float32 sums leaves: (a) one step from the same weights, at the start and from o
 of step 5; (b), (c) ten steps. And `trireme verify` has to agree.
 
     TRIREME=build/trireme /usr/bin/python3 tests/cli/sweep.py --seed 1 --configs 14
-    TRIREME=build/trireme /usr/bin/python3 tests/cli/sweep.py --seed 1 --only 7      one of them again
+    TRIREME=build/trireme /usr/bin/python3 tests/cli/sweep.py --seed 1 --only 7   one of them
 
 Config i depends on the seed and i alone. Draws that the program refuses are counted, printed, and
 drawn again. A new setting is a row of AXES."""
