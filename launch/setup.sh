@@ -1,6 +1,8 @@
 #!/bin/sh
 # setup.sh - installs the Debian packages that building, testing and the quickstart need; does
-# nothing when all are there. Usage: launch/setup.sh. Needs root, or sudo.
+# nothing when all are there. Usage: launch/setup.sh [--cluster]. Needs root, or sudo.
+# --cluster adds what the tests of several hosts and of Slurm need; they are skipped without it. It
+# brings services (munge, slurmd) that Debian starts with the machine: not for everybody's laptop.
 # TRIREME_SETUP=skip leaves it out: for systems where the packages have other names.
 set -eu
 
@@ -8,6 +10,16 @@ compiler="build-essential cmake pkg-config"
 libraries="libopenmpi-dev libhdf5-openmpi-dev libdnnl-dev libfyaml-dev libjansson-dev libxxhash-dev"
 programs="openmpi-bin hdf5-tools bible-kjv"
 tests="libcmocka-dev python3-pytest python3-h5py python3-numpy python3-yaml"
+cluster="iproute2 util-linux slurm-client slurmctld slurmd slurm-wlm-basic-plugins munge"
+
+case ${1:-} in
+--cluster) tests="$tests $cluster" ;;
+"") ;;
+*)
+    echo "usage: launch/setup.sh [--cluster]" >&2
+    exit 64
+    ;;
+esac
 
 if [ "${TRIREME_SETUP:-}" = skip ]; then exit 0; fi
 

@@ -4,7 +4,9 @@
 set -eu
 cd "$(dirname "$0")/.."
 
-launch/setup.sh
+# In CI, with the packages of the tests on several hosts and Slurm; elsewhere those are skipped
+# unless `launch/setup.sh --cluster` was run.
+if [ "${CI:-}" = true ]; then launch/setup.sh --cluster; else launch/setup.sh; fi
 jobs=$(nproc)
 cmake --preset release -DTRIREME_WERROR=ON
 cmake --build --preset release -j "$jobs"

@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 from conftest import ROOT
 
-ELSEWHERE = {"launch/quickstart.sh": "test_quickstart (label slow)", "launch/test.sh": "CI"}
+SBATCH = "sbatch --nodes=2 --time=12:00:00 launch/slurm.sbatch configs/tiny-moe.yaml"
+ELSEWHERE = {"launch/quickstart.sh": "test_quickstart (label slow)", "launch/test.sh": "CI",
+             SBATCH: "test_slurm"}
 
 
 def blocks(language):

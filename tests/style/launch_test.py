@@ -45,6 +45,7 @@ class Launch(unittest.TestCase):
     def test_syntax(self):
         scripts = sorted((ROOT / "launch").glob("*.sh"))
         self.assertTrue(scripts)
+        run("bash", "-n", str(ROOT / "launch/slurm.sbatch"))
         for script in scripts:
             for shell in SHELLS:
                 run(shell, "-n", str(script))
