@@ -55,48 +55,84 @@ static void copy(const tr_env *c, void *to, const void *from) {
                     TR_ON_DEVICE);
 }
 
-void tr_block_forward(const tr_block_layer *b, const tr_pass *pass, tr_saved *saved, void *y) {
+void tr_block_forward_begin(tr_block_flight *f, const tr_block_layer *b, const tr_pass *pass,
+                            tr_saved *saved, void *y) {
     const tr_env *c = pass->c;
-    tr_arena_mark mark = tr_arena_get_mark(c->scratch);
+    *f = (tr_block_flight){b, *pass, saved, .out = y, .mark = tr_arena_get_mark(c->scratch)};
     const void *x = saved->t[TR_SAVED_X];
     norm_forward(pass, saved, x, b->norm1, TR_SAVED_NORM1, TR_SAVED_RSTD1);
     void *mid = tr_save(pass, saved, TR_SAVED_MID);
     copy(c, mid, x);
     tr_attention_layer_forward(&b->attention, pass, saved, saved->t[TR_SAVED_NORM1], mid);
     norm_forward(pass, saved, mid, b->norm2, TR_SAVED_NORM2, TR_SAVED_RSTD2);
-    const void *normed = saved->t[TR_SAVED_NORM2];
     copy(c, y, mid);
-    if (b->is_moe)
-        tr_moe_forward(&b->moe, pass, saved, normed, y);
+    if (b->is_moe) tr_moe_forward_begin(&b->moe, pass, saved, saved->t[TR_SAVED_NORM2], &f->moe);
+}
+
+void tr_block_forward_middle(tr_block_flight *f) {
+    const void *normed = f->saved->t[TR_SAVED_NORM2];
+    if (f->block->is_moe)
+        tr_moe_forward_middle(&f->block->moe, &f->pass, f->saved, normed, f->out, &f->moe);
     else
-        tr_mlp_forward(&b->mlp, pass, saved, normed, y);
-    if (pass->recomputing) return; /* the backward reads it and releases */
-    tr_saved_forget(pass, saved);
-    tr_arena_release(c->scratch, mark);
+        tr_mlp_forward(&f->block->mlp, &f->pass, f->saved, normed, f->out);
+}
+
+void tr_block_forward_end(tr_block_flight *f) {
+    if (f->block->is_moe) tr_moe_forward_end(&f->pass, f->saved, f->out, &f->moe);
+    if (f->pass.recomputing) return; /* the backward reads it and releases */
+    tr_saved_forget(&f->pass, f->saved);
+    tr_arena_release(f->pass.c->scratch, f->mark);
+}
+
+void tr_block_forward(const tr_block_layer *b, const tr_pass *pass, tr_saved *saved, void *y) {
+    tr_block_flight f;
+    tr_block_forward_begin(&f, b, pass, saved, y);
+    tr_block_forward_middle(&f);
+    tr_block_forward_end(&f);
+}
+
+void tr_block_backward_begin(tr_block_flight *f, const tr_block_layer *b, const tr_pass *pass,
+                             tr_saved *saved, void *d) {
+    const tr_env *c = pass->c;
+    int64_t elems = c->N_loc * c->config->hidden_size;
+    *f = (tr_block_flight){b, *pass, saved, .out = d, .mark = tr_arena_get_mark(c->scratch)};
+    f->pass.recomputing = true;
+    if (tr_lost(saved, TR_SAVED_Q)) /* full recomputation */
+        tr_block_forward(b, &f->pass, saved, tr_scratch(c, elems, c->t));
+    if (tr_lost(saved, TR_SAVED_NORM1))
+        norm_forward(&f->pass, saved, saved->t[TR_SAVED_X], b->norm1, TR_SAVED_NORM1,
+                     TR_SAVED_RSTD1);
+    if (tr_lost(saved, TR_SAVED_NORM2))
+        norm_forward(&f->pass, saved, saved->t[TR_SAVED_MID], b->norm2, TR_SAVED_NORM2,
+                     TR_SAVED_RSTD2);
+    f->dnormed = tr_scratch(c, elems, c->t);
+    f->inner = tr_arena_get_mark(c->scratch);
+    if (b->is_moe)
+        tr_moe_backward_begin(&b->moe, &f->pass, saved, d, f->dnormed, &f->moe);
+    else
+        tr_mlp_backward(&b->mlp, &f->pass, saved, saved->t[TR_SAVED_NORM2], d, f->dnormed);
+}
+
+void tr_block_backward_middle(tr_block_flight *f) {
+    if (f->block->is_moe) tr_moe_backward_middle(&f->block->moe, &f->pass, f->saved, &f->moe);
+}
+
+void tr_block_backward_end(tr_block_flight *f) {
+    const tr_block_layer *b = f->block;
+    const tr_env *c = f->pass.c;
+    tr_saved *saved = f->saved;
+    void *d = f->out;
+    if (b->is_moe) tr_moe_backward_end(&f->pass, saved, f->dnormed, &f->moe);
+    norm_backward(c, d, f->dnormed, saved->t[TR_SAVED_MID], b->norm2, saved->t[TR_SAVED_RSTD2]);
+    tr_arena_release(c->scratch, f->inner);
+    tr_attention_layer_backward(&b->attention, &f->pass, saved, d, f->dnormed);
+    norm_backward(c, d, f->dnormed, saved->t[TR_SAVED_X], b->norm1, saved->t[TR_SAVED_RSTD1]);
+    tr_arena_release(c->scratch, f->mark);
 }
 
 void tr_block_backward(const tr_block_layer *b, const tr_pass *pass, tr_saved *saved, void *d) {
-    const tr_env *c = pass->c;
-    int64_t elems = c->N_loc * c->config->hidden_size;
-    tr_pass again = *pass;
-    again.recomputing = true;
-    tr_arena_mark mark = tr_arena_get_mark(c->scratch);
-    if (tr_lost(saved, TR_SAVED_Q)) /* full recomputation */
-        tr_block_forward(b, &again, saved, tr_scratch(c, elems, c->t));
-    if (tr_lost(saved, TR_SAVED_NORM1))
-        norm_forward(&again, saved, saved->t[TR_SAVED_X], b->norm1, TR_SAVED_NORM1, TR_SAVED_RSTD1);
-    if (tr_lost(saved, TR_SAVED_NORM2))
-        norm_forward(&again, saved, saved->t[TR_SAVED_MID], b->norm2, TR_SAVED_NORM2,
-                     TR_SAVED_RSTD2);
-    void *dnormed = tr_scratch(c, elems, c->t);
-    tr_arena_mark inner = tr_arena_get_mark(c->scratch);
-    if (b->is_moe)
-        tr_moe_backward(&b->moe, &again, saved, d, dnormed);
-    else
-        tr_mlp_backward(&b->mlp, &again, saved, saved->t[TR_SAVED_NORM2], d, dnormed);
-    norm_backward(c, d, dnormed, saved->t[TR_SAVED_MID], b->norm2, saved->t[TR_SAVED_RSTD2]);
-    tr_arena_release(c->scratch, inner);
-    tr_attention_layer_backward(&b->attention, &again, saved, d, dnormed);
-    norm_backward(c, d, dnormed, saved->t[TR_SAVED_X], b->norm1, saved->t[TR_SAVED_RSTD1]);
-    tr_arena_release(c->scratch, mark);
+    tr_block_flight f;
+    tr_block_backward_begin(&f, b, pass, saved, d);
+    tr_block_backward_middle(&f);
+    tr_block_backward_end(&f);
 }

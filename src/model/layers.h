@@ -60,11 +60,30 @@ typedef struct {
 
 void tr_moe_declare(tr_moe_layer *layer, tr_registry *registry, const tr_model_config *config,
                     int64_t index, int64_t moe_index, int stage);
+/* A forward or backward between its parts: rows travel to the experts, or back. */
+typedef struct {
+    void *arriving;      /* scratch [rows_here,H] */
+    tr_request *request; /* NULL: nothing travels */
+    void *gradient;      /* backward: of the experts' output, then of their input */
+    tr_arena_mark mark;
+} tr_moe_flight;
+
 /* Collective on the expert, context and tensor groups. y[N_loc,H] += moe(x). Adds to the step's
- * sums unless recomputing. */
+ * sums unless recomputing. In three parts, or at once: what is done between two parts hides the
+ * rows' travel. */
+void tr_moe_forward_begin(const tr_moe_layer *layer, const tr_pass *pass, tr_saved *saved,
+                          const void *x, tr_moe_flight *flight);
+void tr_moe_forward_middle(const tr_moe_layer *layer, const tr_pass *pass, tr_saved *saved,
+                           const void *x, void *y, tr_moe_flight *flight);
+void tr_moe_forward_end(const tr_pass *pass, tr_saved *saved, void *y, tr_moe_flight *flight);
 void tr_moe_forward(const tr_moe_layer *layer, const tr_pass *pass, tr_saved *saved, const void *x,
                     void *y);
 /* Collective on the expert and tensor groups. dx[N_loc,H] = gradient of x. x = the saved NORM2. */
+void tr_moe_backward_begin(const tr_moe_layer *layer, const tr_pass *pass, tr_saved *saved,
+                           const void *dy, void *dx, tr_moe_flight *flight);
+void tr_moe_backward_middle(const tr_moe_layer *layer, const tr_pass *pass, tr_saved *saved,
+                            tr_moe_flight *flight);
+void tr_moe_backward_end(const tr_pass *pass, tr_saved *saved, void *dx, tr_moe_flight *flight);
 void tr_moe_backward(const tr_moe_layer *layer, const tr_pass *pass, tr_saved *saved,
                      const void *dy, void *dx);
 
@@ -93,10 +112,29 @@ typedef struct {
 
 void tr_block_declare(tr_block_layer *block, tr_registry *registry, const tr_model_config *config,
                       int64_t index, int64_t moe_index, int stage);
+/* A block's forward or backward between its parts. */
+typedef struct {
+    const tr_block_layer *block;
+    tr_pass pass;
+    tr_saved *saved;
+    void *out;     /* y, or d */
+    void *dnormed; /* backward */
+    tr_arena_mark mark, inner;
+    tr_moe_flight moe;
+} tr_block_flight;
+
 /* Collective on the expert, context and tensor groups, as is its backward. y[N_loc,H] = block(saved
- * X). */
+ * X). In three parts, or at once: where a layer has experts, rows travel between the parts. */
+void tr_block_forward_begin(tr_block_flight *flight, const tr_block_layer *block,
+                            const tr_pass *pass, tr_saved *saved, void *y);
+void tr_block_forward_middle(tr_block_flight *flight);
+void tr_block_forward_end(tr_block_flight *flight);
 void tr_block_forward(const tr_block_layer *block, const tr_pass *pass, tr_saved *saved, void *y);
 /* d[N_loc,H]: the gradient of the output becomes, in place, that of the input. */
+void tr_block_backward_begin(tr_block_flight *flight, const tr_block_layer *block,
+                             const tr_pass *pass, tr_saved *saved, void *d);
+void tr_block_backward_middle(tr_block_flight *flight);
+void tr_block_backward_end(tr_block_flight *flight);
 void tr_block_backward(const tr_block_layer *block, const tr_pass *pass, tr_saved *saved, void *d);
 
 /* --- final norm and head, fused with the cross-entropy

@@ -56,6 +56,10 @@ void tr_model_forward(tr_model *model, int64_t chunk, int64_t slot, bool trainin
 /* Likewise, through the chunk of the slot's forward. The boundary gradient goes from that of the
  * output to that of the input, in place. split: without the weight gradients of linear layers. */
 void tr_model_backward(tr_model *model, int64_t slot, bool split);
+/* Both at once, of two slots: a training forward through `chunk` and the whole backward of another
+ * micro-batch, block by block, so that the rows that travel to and from the experts of one do so
+ * while the other computes (DeepSeek-V3 2024, DualPipe). */
+void tr_model_forward_backward(tr_model *model, int64_t chunk, int64_t slot, int64_t back_slot);
 /* Local. The weight gradients that a split backward has left to later; until then what they read
  * stays in the slot. */
 void tr_model_weights(tr_model *model, int64_t slot);
@@ -81,8 +85,13 @@ void tr_model_logits(tr_model *model, int64_t n, float *logits);
 
 /* Bytes of activations held for `slots` micro-batches and scratch, the most so far. */
 int64_t tr_model_activation_bytes(const tr_model *model);
+/* What a schedule does with the slots. */
+typedef struct {
+    int64_t slots;
+    const uint64_t *chunks; /* [slots] bit c: chunk c uses it; borrowed */
+    bool split, both;       /* some backwards are split; some run beside a forward */
+} tr_slot_use;
 /* Local, pure. The same, planned before anything runs: what the blocks keep is exact (rows of
- * experts balanced), scratch a bound. slot_chunks [slots]: bit c says that chunk c uses the slot.
- * split: backwards are. */
-int64_t tr_model_plan_activations(const tr_model *model, int64_t slots, const uint64_t *slot_chunks,
-                                  bool split, int64_t B, int64_t S);
+ * experts balanced), scratch a bound. */
+int64_t tr_model_plan_activations(const tr_model *model, const tr_slot_use *use, int64_t B,
+                                  int64_t S);

@@ -87,38 +87,37 @@ static const int64_t *expert_offsets(const tr_env *c, const tr_saved *saved) {
     return saved->t[crosses(c) ? TR_SAVED_LOCAL : TR_SAVED_OFFSET];
 }
 
-typedef struct {
-    void *sent, *arrived; /* scratch, in flight */
-    tr_request *request;
-} crossing;
-
 /* Source to experts: `rows` [rows_sent,H] in expert order begin to travel. */
-static crossing go_begin(const tr_env *c, const tr_saved *saved, void *rows) {
+static void go_begin(const tr_env *c, const tr_saved *saved, void *rows, tr_moe_flight *f) {
     int64_t H = c->config->hidden_size;
-    crossing x = {.sent = rows, .arrived = tr_scratch(c, saved->rows_here * H, c->t)};
-    x.request =
+    f->arriving = tr_scratch(c, saved->rows_here * H, c->t);
+    f->request =
         tr_all_to_all_begin(c->grid->comm[TR_GROUP_EXPERT], c->stream, rows, saved->send_rows,
-                            x.arrived, saved->recv_rows, H * (int64_t)tr_dtype_bytes(c->t));
-    return x;
+                            f->arriving, saved->recv_rows, H * (int64_t)tr_dtype_bytes(c->t));
+}
+
+static void land(tr_moe_flight *f) {
+    tr_end(f->request);
+    f->request = NULL;
 }
 
 /* They have arrived: into order by local expert, out [rows_here,H]. */
-static void go_end(const tr_env *c, const tr_saved *saved, crossing *x, void *out) {
-    tr_end(x->request);
-    c->kernels->gather_rows(c->stream, c->t, out, x->arrived, saved->t[TR_SAVED_FROM], 1, NULL,
+static void go_end(const tr_env *c, const tr_saved *saved, tr_moe_flight *f, void *out) {
+    land(f);
+    c->kernels->gather_rows(c->stream, c->t, out, f->arriving, saved->t[TR_SAVED_FROM], 1, NULL,
                             (tr_rows){saved->rows_here, NULL}, c->config->hidden_size);
 }
 
 /* Experts back to the source: rows [rows_here,H] -> out [rows_sent,H]. */
-static crossing back_begin(const tr_env *c, const tr_saved *saved, const void *rows, void *out) {
+static void back_begin(const tr_env *c, const tr_saved *saved, const void *rows, void *out,
+                       tr_moe_flight *f) {
     int64_t H = c->config->hidden_size;
-    crossing x = {.sent = tr_scratch(c, saved->rows_here * H, c->t), .arrived = out};
-    c->kernels->gather_rows(c->stream, c->t, x.sent, rows, saved->t[TR_SAVED_TO], 1, NULL,
+    void *sent = tr_scratch(c, saved->rows_here * H, c->t);
+    c->kernels->gather_rows(c->stream, c->t, sent, rows, saved->t[TR_SAVED_TO], 1, NULL,
                             (tr_rows){saved->rows_here, NULL}, H);
-    x.request =
-        tr_all_to_all_begin(c->grid->comm[TR_GROUP_EXPERT], c->stream, x.sent, saved->recv_rows,
-                            out, saved->send_rows, H * (int64_t)tr_dtype_bytes(c->t));
-    return x;
+    f->request =
+        tr_all_to_all_begin(c->grid->comm[TR_GROUP_EXPERT], c->stream, sent, saved->recv_rows, out,
+                            saved->send_rows, H * (int64_t)tr_dtype_bytes(c->t));
 }
 
 /* --- the experts ------------------------------------------------------------------------------ */
@@ -194,46 +193,66 @@ static tr_rows source_rows(const tr_env *c, const tr_saved *saved) {
     return expert_rows(c, saved);
 }
 
-void tr_moe_forward(const tr_moe_layer *l, const tr_pass *pass, tr_saved *saved, const void *x,
-                    void *y) {
+void tr_moe_forward_begin(const tr_moe_layer *l, const tr_pass *pass, tr_saved *saved,
+                          const void *x, tr_moe_flight *f) {
     tr_env *c = pass->c;
     int64_t H = c->config->hidden_size, k = c->config->num_experts_per_tok;
     if (!pass->recomputing) { /* recomputation reuses the routing */
         tr_router_forward(l, pass, saved, x);
         if (crosses(c)) plan_exchange(pass, saved);
     }
-    tr_rows sent = source_rows(c, saved), here = expert_rows(c, saved);
+    tr_rows sent = source_rows(c, saved);
     void *xe = tr_save(pass, saved, TR_SAVED_XE);
-    void *ye = tr_save(pass, saved, TR_SAVED_YE);
-    tr_arena_mark mark = tr_arena_get_mark(c->scratch);
+    tr_save(pass, saved, TR_SAVED_YE);
+    *f = (tr_moe_flight){.mark = tr_arena_get_mark(c->scratch)};
     void *rows = crosses(c) ? tr_scratch(c, sent.max * H, c->t) : xe;
-    void *out = crosses(c) ? tr_scratch(c, here.max * H, c->t) : ye;
     c->kernels->gather_rows(c->stream, c->t, rows, x, saved->t[TR_SAVED_PAIR_OF], k, NULL, sent, H);
-    crossing go = {0};
-    if (crosses(c)) go = go_begin(c, saved, rows);
-    if (l->shared.width) tr_mlp_forward(&l->shared, pass, saved, x, y);
-    if (crosses(c)) go_end(c, saved, &go, xe);
-    experts_forward(l, pass, saved, out);
-    if (crosses(c)) tr_end(back_begin(c, saved, out, ye).request);
-    c->kernels->combine_rows(c->stream, c->t, y, ye, saved->t[TR_SAVED_ROW_OF],
-                             saved->t[TR_SAVED_WEIGHT], 1, c->N_loc, k, H);
-    /* under recomputation tensors of the experts stay in scratch until the block is done */
-    if (!pass->recomputing && c->recompute == TR_RECOMPUTE_NONE) tr_arena_release(c->scratch, mark);
+    if (crosses(c)) go_begin(c, saved, rows, f);
 }
 
-void tr_moe_backward(const tr_moe_layer *l, const tr_pass *pass, tr_saved *saved, const void *dy,
-                     void *dx) {
+void tr_moe_forward_middle(const tr_moe_layer *l, const tr_pass *pass, tr_saved *saved,
+                           const void *x, void *y, tr_moe_flight *f) {
+    const tr_env *c = pass->c;
+    int64_t here = expert_rows(c, saved).max;
+    void *ye = saved->t[TR_SAVED_YE];
+    if (l->shared.width) tr_mlp_forward(&l->shared, pass, saved, x, y);
+    if (crosses(c)) go_end(c, saved, f, saved->t[TR_SAVED_XE]);
+    void *out = crosses(c) ? tr_scratch(c, here * c->config->hidden_size, c->t) : ye;
+    experts_forward(l, pass, saved, out);
+    if (crosses(c)) back_begin(c, saved, out, ye, f);
+}
+
+void tr_moe_forward_end(const tr_pass *pass, tr_saved *saved, void *y, tr_moe_flight *f) {
+    const tr_env *c = pass->c;
+    land(f);
+    c->kernels->combine_rows(c->stream, c->t, y, saved->t[TR_SAVED_YE], saved->t[TR_SAVED_ROW_OF],
+                             saved->t[TR_SAVED_WEIGHT], 1, c->N_loc, c->config->num_experts_per_tok,
+                             c->config->hidden_size);
+    /* under recomputation tensors of the experts stay in scratch until the block is done */
+    if (!pass->recomputing && c->recompute == TR_RECOMPUTE_NONE)
+        tr_arena_release(c->scratch, f->mark);
+}
+
+void tr_moe_forward(const tr_moe_layer *l, const tr_pass *pass, tr_saved *saved, const void *x,
+                    void *y) {
+    tr_moe_flight f;
+    tr_moe_forward_begin(l, pass, saved, x, &f);
+    tr_moe_forward_middle(l, pass, saved, x, y, &f);
+    tr_moe_forward_end(pass, saved, y, &f);
+}
+
+void tr_moe_backward_begin(const tr_moe_layer *l, const tr_pass *pass, tr_saved *saved,
+                           const void *dy, void *dx, tr_moe_flight *f) {
     const tr_env *c = pass->c;
     const void *x = saved->t[TR_SAVED_NORM2];
     int64_t H = c->config->hidden_size, k = c->config->num_experts_per_tok;
-    tr_rows sent = source_rows(c, saved), here = expert_rows(c, saved);
+    tr_rows sent = source_rows(c, saved);
     float *dweight = tr_scratch(c, c->N_loc * k, TR_F32);
-    void *dxe = tr_scratch(c, here.max * H, c->t);
     void *dye = crosses(c) ? tr_scratch(c, sent.max * H, c->t) : tr_operand(pass, sent.max * H);
+    *f = (tr_moe_flight){.gradient = dye};
     c->kernels->gather_rows(c->stream, c->t, dye, dy, saved->t[TR_SAVED_PAIR_OF], k,
                             saved->t[TR_SAVED_WEIGHT], sent, H);
-    crossing go = {0};
-    if (crosses(c)) go = go_begin(c, saved, dye);
+    if (crosses(c)) go_begin(c, saved, dye, f);
     c->kernels->combine_rows_weight(c->stream, c->t, dweight, dy, saved->t[TR_SAVED_YE],
                                     saved->t[TR_SAVED_ROW_OF], c->N_loc, k, H);
     if (l->shared.width)
@@ -241,14 +260,33 @@ void tr_moe_backward(const tr_moe_layer *l, const tr_pass *pass, tr_saved *saved
     else
         c->device->zero(c->stream, dx, (size_t)(c->N_loc * H) * tr_dtype_bytes(c->t));
     tr_router_backward(l, pass, saved, x, dweight, dx);
-    void *dhere = dye, *dsource = dxe;
+}
+
+void tr_moe_backward_middle(const tr_moe_layer *l, const tr_pass *pass, tr_saved *saved,
+                            tr_moe_flight *f) {
+    const tr_env *c = pass->c;
+    int64_t H = c->config->hidden_size, here = expert_rows(c, saved).max;
+    void *dye = f->gradient, *dxe = tr_scratch(c, here * H, c->t);
     if (crosses(c)) {
-        dhere = tr_operand(pass, here.max * H);
-        dsource = tr_scratch(c, sent.max * H, c->t);
-        go_end(c, saved, &go, dhere);
+        dye = tr_operand(pass, here * H);
+        go_end(c, saved, f, dye);
     }
-    experts_backward(l, pass, saved, dhere, dxe);
-    if (crosses(c)) tr_end(back_begin(c, saved, dxe, dsource).request);
-    c->kernels->combine_rows(c->stream, c->t, dx, dsource, saved->t[TR_SAVED_ROW_OF], NULL, 1,
-                             c->N_loc, k, H);
+    experts_backward(l, pass, saved, dye, dxe);
+    f->gradient = crosses(c) ? tr_scratch(c, source_rows(c, saved).max * H, c->t) : dxe;
+    if (crosses(c)) back_begin(c, saved, dxe, f->gradient, f);
+}
+
+void tr_moe_backward_end(const tr_pass *pass, tr_saved *saved, void *dx, tr_moe_flight *f) {
+    const tr_env *c = pass->c;
+    land(f);
+    c->kernels->combine_rows(c->stream, c->t, dx, f->gradient, saved->t[TR_SAVED_ROW_OF], NULL, 1,
+                             c->N_loc, c->config->num_experts_per_tok, c->config->hidden_size);
+}
+
+void tr_moe_backward(const tr_moe_layer *l, const tr_pass *pass, tr_saved *saved, const void *dy,
+                     void *dx) {
+    tr_moe_flight f;
+    tr_moe_backward_begin(l, pass, saved, dy, dx, &f);
+    tr_moe_backward_middle(l, pass, saved, &f);
+    tr_moe_backward_end(pass, saved, dx, &f);
 }

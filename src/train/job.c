@@ -293,12 +293,13 @@ void tr_job_print_plan(const tr_job *job) {
         (long long)c->training.micro_batch_size);
     tr_schedule schedule = schedule_of(job);
     int64_t fixed = tr_registry_bytes(r), slots = schedule.slots;
-    bool split = false;
-    for (int64_t i = 0; i < schedule.count; i++)
-        split |= schedule.actions[i].kind == TR_BACKWARD_INPUT;
-    int64_t working =
-        tr_model_plan_activations(job->model, slots, schedule.slot_chunks, split,
-                                  c->training.micro_batch_size, c->data.sequence_length);
+    tr_slot_use use = {.slots = slots, .chunks = schedule.slot_chunks};
+    for (int64_t i = 0; i < schedule.count; i++) {
+        use.split |= schedule.actions[i].kind == TR_BACKWARD_INPUT;
+        use.both |= schedule.actions[i].kind == TR_FORWARD_BACKWARD;
+    }
+    int64_t working = tr_model_plan_activations(job->model, &use, c->training.micro_batch_size,
+                                                c->data.sequence_length);
     tr_schedule_free(&schedule);
     int64_t parts = c->parallel.virtual_stages;
     tr_say("memory     %.1f MiB a rank for weights, gradients and optimizer, about %.1f MiB for "

@@ -144,24 +144,37 @@ typedef struct {
     void *self;
 } running;
 
-static void forward(tr_pipeline *p, const running *now, const tr_task *task) {
+static void before_forward(tr_pipeline *p, const running *now, const tr_task *task) {
     tr_micro_batch batch;
     now->load(now->self, task->micro_batch, &batch);
     tr_model_load(p->model, task->slot, &batch);
     end(&p->sending_output[task->slot]);
-    tr_model_forward(p->model, task->chunk, task->slot, now->training);
+}
+
+static void before_backward(tr_pipeline *p, running *now, const tr_task *task) {
+    if (!now->backward_seen) tr_model_all_forwards_done(p->model);
+    now->backward_seen = true;
+    end(&p->sending_gradient[task->slot]);
 }
 
 static void compute(tr_pipeline *p, running *now, const tr_action *a) {
+    tr_model *model = p->model;
+    const tr_task *task = &a->task;
     tr_parts parts = tr_action_parts(a);
-    if (parts.forward) forward(p, now, parts.forward);
-    if (parts.input) {
-        if (!now->backward_seen) tr_model_all_forwards_done(p->model);
-        now->backward_seen = true;
-        end(&p->sending_gradient[parts.input->slot]);
-        tr_model_backward(p->model, parts.input->slot, !parts.weight);
-    } else if (parts.weight) {
-        tr_model_weights(p->model, parts.weight->slot);
+    if (parts.forward) before_forward(p, now, parts.forward);
+    if (parts.input) before_backward(p, now, parts.input);
+    switch (a->kind) {
+    case TR_FORWARD:
+        tr_model_forward(model, task->chunk, task->slot, now->training);
+        break;
+    case TR_WEIGHT:
+        tr_model_weights(model, task->slot);
+        break;
+    case TR_FORWARD_BACKWARD:
+        tr_model_forward_backward(model, task->chunk, task->slot, a->other.slot);
+        break;
+    default:
+        tr_model_backward(model, task->slot, a->kind == TR_BACKWARD_INPUT);
     }
 }
 
