@@ -3,7 +3,7 @@ stages, layers and micro-batches, with every recomputation and beside every othe
 a run goes on under another schedule. Every send waits for its receive here."""
 import numpy as np
 import pytest
-from test_grids import check_gradients, check_rows, gradients, relative
+from compare import check_gradients, check_rows, gradients, relative
 
 SYNCHRONOUS = {"TRIREME_SYNCHRONOUS": "1"}
 

@@ -1,5 +1,5 @@
-"""Property: log.trace gives one Chrome trace a rank whose slices nest, whose transfers end, and which
-shows every action of the schedule in its order; tracing changes no result."""
+"""Property: log.trace gives one Chrome trace a rank whose slices nest, whose transfers end, and
+which shows every action of the schedule in its order; tracing changes no result."""
 import json
 
 import pytest
