@@ -2,6 +2,7 @@
  * kernels by what the processor offers. Floor: kernels. */
 #include "kernels/device.h"
 
+#include "kernels/cpu/scratch.h"
 #include "kernels/makers.h"
 
 #include <stdlib.h>
@@ -109,6 +110,11 @@ static int find_level(const char *level) {
     return -1;
 }
 
+static void trim(tr_device *device) {
+    (void)device;
+    tr_scratch_free();
+}
+
 tr_device *tr_device_cpu(const char *level) {
     const char *wish = getenv("TRIREME_CPU_LEVEL");
     int i = find_level(level || !wish || !*wish ? level : wish);
@@ -124,7 +130,8 @@ tr_device *tr_device_cpu(const char *level) {
                             .stream_destroy = stream_destroy,
                             .stream_wait = stream_wait,
                             .copy = copy,
-                            .zero = zero};
+                            .zero = zero,
+                            .trim = trim};
     return &d->device;
 }
 

@@ -23,6 +23,7 @@ struct tr_device {
     void (*stream_wait)(tr_stream *stream); /* the host waits for all that was enqueued */
     void (*copy)(tr_stream *stream, void *to, const void *from, size_t bytes, tr_copy_kind kind);
     void (*zero)(tr_stream *stream, void *memory, size_t bytes);
+    void (*trim)(tr_device *device); /* gives back work memory that kernels keep between calls */
 };
 
 /* Local. The CPU device with the fastest kernels this processor runs. `level` limits them for

@@ -92,11 +92,24 @@ static tr_status evaluate(tr_job *job, const char *checkpoint) {
     return TR_OK;
 }
 
+/* The config; one rank alone leaves its grid aside, for the loss is the same on every grid. */
+static tr_status eval_config(const tr_arguments *a, tr_comm *world, tr_config **config_p) {
+    tr_config *config = NULL;
+    TR_TRY(tr_config_read(a->config, a->nsets, a->sets, &config));
+    if (tr_comm_size(world) > 1) {
+        *config_p = config;
+        return TR_OK;
+    }
+    tr_status status = tr_config_alter(config, true, 0, NULL, config_p);
+    tr_config_destroy(config);
+    return status;
+}
+
 static tr_status command_eval(const tr_arguments *a, tr_comm *world) {
     tr_config *config = NULL;
     tr_job *job = NULL;
     if (!a->checkpoint) return tr_fail(TR_ERR_USAGE, "trireme eval needs --checkpoint PATH");
-    tr_status status = tr_agree(world, tr_config_read(a->config, a->nsets, a->sets, &config));
+    tr_status status = tr_agree(world, eval_config(a, world, &config));
     if (status == TR_OK) status = tr_job_create(config, world, false, &job);
     if (status == TR_OK) status = evaluate(job, a->checkpoint);
     tr_job_destroy(job);

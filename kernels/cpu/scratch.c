@@ -9,14 +9,22 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-void *tr_scratch(size_t bytes) {
-    static _Thread_local struct {
-        void *memory;
-        size_t bytes;
-    } mine;
-    if (bytes <= mine.bytes) return mine.memory;
+static _Thread_local struct {
+    void *memory;
+    size_t bytes;
+} mine;
+
+void tr_scratch_free(void) {
     const tr_allocator *host = tr_host_allocator();
     if (mine.memory) host->free(host->self, mine.memory, mine.bytes);
+    mine.memory = NULL;
+    mine.bytes = 0;
+}
+
+void *tr_scratch(size_t bytes) {
+    if (bytes <= mine.bytes) return mine.memory;
+    tr_scratch_free();
+    const tr_allocator *host = tr_host_allocator();
     mine.bytes = (bytes + 4095) / 4096 * 4096;
     mine.memory = host->alloc(host->self, mine.bytes);
     if (!mine.memory) {

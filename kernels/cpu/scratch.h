@@ -6,3 +6,5 @@
  * until the thread's next call. Grown when needed and kept, so that steps allocate nothing. Ends
  * the process (exit 70) when memory is out. */
 void *tr_scratch(size_t bytes);
+/* Gives the calling thread's work memory back. */
+void tr_scratch_free(void);

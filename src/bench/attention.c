@@ -94,6 +94,7 @@ static rates rows(tr_lab *lab, tr_dtype t, int64_t S, int64_t D, double peak, co
 /* Bytes of a forward and a backward: inputs, outputs and whatever work memory the kernels take, one
  * head a thread. */
 static double bytes_at(tr_lab *lab, int64_t S) {
+    lab->device->trim(lab->device); /* what earlier calls have left is not to be used unseen */
     double before = tr_resident_now();
     tr_resident_restart();
     call c = {lab->device->kernels, problem(lab, TR_F32, S, lab->threads, 64)};

@@ -421,6 +421,8 @@ def test_eval_is_the_training_s_own(lab, kind, samples):
         there = evaluated(lab.run("eval", config, "--checkpoint", path, *words, ranks=ranks))
         assert there[2] == tokens
         assert abs(there[0] - loss) <= 2e-6 * loss + 1e-6, grid  # both are printed to 6 places
+    sets = "--set", "parallel.pipeline=2", "--set", "parallel.context=2"  # one rank needs no grid
+    assert evaluated(lab.run("eval", config, "--checkpoint", path, *sets)) == (loss, bits, tokens)
 
 
 @pytest.mark.parametrize("ranks", [1, 4])
