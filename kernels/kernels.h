@@ -188,34 +188,34 @@ struct tr_kernels {
                             const float *prob_grad /* [G,E] */, const float *z_grad /* [G] */,
                             int64_t first, int64_t rows, int64_t N, int64_t E, int64_t k,
                             bool renormalise);
-    /* keep[n,j] = 1 for pairs that find a place: each expert takes at most `capacity` pairs of each
-     * sequence of S rows; by position (the lowest rows) or by score (the highest weight-before-
-     * renormalisation score[n,j], ties: the lowest row). index -1 is never kept. */
-    void (*router_capacity)(tr_stream *s, uint8_t *keep /* [B*S,k] */,
+    /* taken[n,j] = index[n,j] for pairs that find a place, else -1: each expert takes at most
+     * `capacity` pairs of each sequence of S rows; by position (the lowest rows) or by score (the
+     * highest weight-before-renormalisation score[n,j], ties: the lowest row). */
+    void (*router_capacity)(tr_stream *s, int32_t *taken /* [B*S,k] */,
                             const int32_t *index /* [B*S,k] */, const float *score /* [B*S,k] */,
                             int64_t B, int64_t S, int64_t E, int64_t k, int64_t capacity,
                             bool by_score);
-    /* Sorts the kept pairs by expert, then by row: offsets[E+1], row_of[n,k] (place of the pair, -1
-     * if not kept or index -1), pair_of[R] (inverse: pair = n*k + j). keep nullable: all kept. */
+    /* Sorts pairs n*k + j by place, then by row. The place of a pair is that of its expert
+     * index[n,j], as the table says (NULL: the expert itself, then P = E), 0 to P-1; pairs whose
+     * expert or place is -1 stay out, and of a row's pairs with one place all but the first.
+     * offsets[P+1], row_of[n,k] (where the pair is sorted to, -1: out), pair_of[R] (inverse). */
     void (*moe_sort)(tr_stream *s, int64_t *offsets, int32_t *row_of, int32_t *pair_of,
-                     const int32_t *index, const uint8_t *keep, int64_t N, int64_t E, int64_t k);
-    /* After an all-to-all the rows lie by source rank, then expert; counts[P, El] says how many of
-     * each. offsets[El+1] by expert; from[R]: row r in expert order lies at arrival place from[r];
-     * to[R] is its inverse. Order inside an expert: by source rank, then as they came. */
-    void (*moe_regroup)(tr_stream *s, int64_t *offsets, int32_t *from, int32_t *to,
-                        const int64_t *counts /* [P,El] */, int64_t P, int64_t El);
-    /* y[r,:] = (weight ? weight[from[r]] : 1) * x[from[r] / divisor, :] */
-    void (*gather_rows)(tr_stream *s, tr_dtype t, void *y, const void *x,
+                     const int32_t *index, const int32_t *place /* [E], nullable */, int64_t N,
+                     int64_t P, int64_t k);
+    /* The types of y (dy) and x are t and t, or F32 and BF16 either way.
+     * y[r,:] = (weight ? weight[from[r]] : 1) * x[from[r] / divisor, :] */
+    void (*gather_rows)(tr_stream *s, tr_dtype y_t, void *y, tr_dtype x_t, const void *x,
                         const int32_t *from /* [R] */, int64_t divisor, const float *weight,
                         tr_rows rows, int64_t H);
     /* y[n,:] = beta*y[n,:] + sum_j (weight ? weight[n,j] : 1) x[row_of[n,j],:] over row_of >= 0 */
-    void (*combine_rows)(tr_stream *s, tr_dtype t, void *y /* [N,H] */, const void *x /* [R,H] */,
-                         const int32_t *row_of /* [N,k] */, const float *weight /* [N,k] */,
-                         float beta, int64_t N, int64_t k, int64_t H);
+    void (*combine_rows)(tr_stream *s, tr_dtype y_t, void *y /* [N,H] */, tr_dtype x_t,
+                         const void *x /* [R,H] */, const int32_t *row_of /* [N,k] */,
+                         const float *weight /* [N,k] */, float beta, int64_t N, int64_t k,
+                         int64_t H);
     /* dweight[n,j] = <dy[n,:], x[row_of[n,j],:]>, 0 where row_of < 0 */
-    void (*combine_rows_weight)(tr_stream *s, tr_dtype t, float *dweight, const void *dy,
-                                const void *x, const int32_t *row_of, int64_t N, int64_t k,
-                                int64_t H);
+    void (*combine_rows_weight)(tr_stream *s, float *dweight, tr_dtype dy_t, const void *dy,
+                                tr_dtype x_t, const void *x, const int32_t *row_of, int64_t N,
+                                int64_t k, int64_t H);
 
     /* --- attention -----------------------------------------------------------------------------
      */

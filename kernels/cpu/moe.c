@@ -81,7 +81,7 @@ static void router_stats(tr_stream *s, const float *prob, const float *lse, cons
 enum { SELECT_EXPERTS = 256, SELECT_BITS = 4, SELECT_DIGITS = 1 << SELECT_BITS };
 
 typedef struct {
-    uint8_t *keep;
+    int32_t *taken;
     const int32_t *index;
     const float *score;
     int64_t S, E, k, capacity, blocks; /* blocks of experts handled together */
@@ -148,66 +148,57 @@ static void capacity_range(const void *args, int64_t begin, int64_t end) {
             if (e < 0) continue;
             uint32_t key = a->by_score ? order_of(p.score[i]) : 0;
             uint32_t bar = a->by_score ? threshold[e] : 0;
-            a->keep[start + i] = key > bar || (key == bar && places[e]-- > 0);
+            if (key > bar || (key == bar && places[e]-- > 0)) a->taken[start + i] = p.index[i];
         }
     }
 }
 
-static void router_capacity(tr_stream *s, uint8_t *keep, const int32_t *index, const float *score,
+static void router_capacity(tr_stream *s, int32_t *taken, const int32_t *index, const float *score,
                             int64_t B, int64_t S, int64_t E, int64_t k, int64_t capacity,
                             bool by_score) {
     (void)s;
     if (B * S * k == 0) return;
-    memset(keep, 0, (size_t)(B * S * k));
+    memset(taken, 0xff, (size_t)(B * S * k) * sizeof *taken);
     int64_t blocks = (E + SELECT_EXPERTS - 1) / SELECT_EXPERTS;
-    capacity_args a = {keep, index, score, S, E, k, capacity, blocks, by_score};
+    capacity_args a = {taken, index, score, S, E, k, capacity, blocks, by_score};
     tr_for_range(capacity_range, &a, B * blocks, B * S * k * 64);
 }
 
 /* --- sorting --------------------------------------------------------------------------------- */
 
-/* Counting sort. While rows are placed, offsets[e+1] is where the next row of expert e goes: at the
- * end it is where expert e ends, as it should be. */
+/* The place of pair j of a row; -1 if it has none, or an earlier pair has the same. */
+static inline int64_t place_of(const int32_t *index, const int32_t *place, int64_t j) {
+    if (index[j] < 0 || !place) return index[j];
+    int64_t p = place[index[j]];
+    for (int64_t i = 0; i < j; i++)
+        if (index[i] >= 0 && place[index[i]] == p) return -1;
+    return p;
+}
+
+/* Counting sort. While rows are placed, offsets[p+1] is where the next row of place p goes: at the
+ * end it is where place p ends, as it should be. */
 static void moe_sort(tr_stream *s, int64_t *offsets, int32_t *row_of, int32_t *pair_of,
-                     const int32_t *index, const uint8_t *keep, int64_t N, int64_t E, int64_t k) {
+                     const int32_t *index, const int32_t *place, int64_t N, int64_t P, int64_t k) {
     (void)s;
-    int64_t pairs = N * k, rows = 0;
-    memset(offsets, 0, (size_t)(E + 1) * sizeof *offsets);
-    for (int64_t i = 0; i < pairs; i++)
-        if (index[i] >= 0 && (!keep || keep[i])) offsets[index[i] + 1]++;
-    for (int64_t e = 0; e < E; e++) {
-        int64_t count = offsets[e + 1];
-        offsets[e + 1] = rows;
+    int64_t rows = 0;
+    memset(offsets, 0, (size_t)(P + 1) * sizeof *offsets);
+    for (int64_t n = 0; n < N; n++)
+        for (int64_t j = 0; j < k; j++) {
+            int64_t p = place_of(index + n * k, place, j);
+            row_of[n * k + j] = (int32_t)p; /* for the second pass */
+            if (p >= 0) offsets[p + 1]++;
+        }
+    for (int64_t p = 0; p < P; p++) {
+        int64_t count = offsets[p + 1];
+        offsets[p + 1] = rows;
         rows += count;
     }
-    for (int64_t i = 0; i < pairs; i++) {
-        row_of[i] = -1;
-        if (index[i] < 0 || (keep && !keep[i])) continue;
-        int64_t r = offsets[index[i] + 1]++;
+    for (int64_t i = 0; i < N * k; i++) {
+        if (row_of[i] < 0) continue;
+        int64_t r = offsets[row_of[i] + 1]++;
         row_of[i] = (int32_t)r;
         pair_of[r] = (int32_t)i;
     }
-}
-
-/* As moe_sort; rows of one source and expert are neighbours at both places. */
-static void moe_regroup(tr_stream *s, int64_t *offsets, int32_t *from, int32_t *to,
-                        const int64_t *counts, int64_t P, int64_t El) {
-    (void)s;
-    int64_t rows = 0, arrival = 0;
-    offsets[0] = 0;
-    for (int64_t e = 0; e < El; e++) {
-        offsets[e + 1] = rows;
-        for (int64_t p = 0; p < P; p++) rows += counts[p * El + e];
-    }
-    for (int64_t p = 0; p < P; p++)
-        for (int64_t e = 0; e < El; e++) {
-            int64_t r = offsets[e + 1], end = r + counts[p * El + e];
-            offsets[e + 1] = end;
-            for (; r < end; r++, arrival++) {
-                from[r] = (int32_t)arrival;
-                to[arrival] = (int32_t)r;
-            }
-        }
 }
 
 void tr_cpu_moe(tr_kernels *k, tr_cpu_level level) {
@@ -220,5 +211,4 @@ void tr_cpu_moe(tr_kernels *k, tr_cpu_level level) {
     k->router_stats = router_stats;
     k->router_capacity = router_capacity;
     k->moe_sort = moe_sort;
-    k->moe_regroup = moe_regroup;
 }

@@ -140,8 +140,8 @@ static void router_backward(tr_stream *s, float *dlogits, const float *dweight, 
 /* --- moving rows ----------------------------------------------------------------------------- */
 
 typedef struct {
-    tr_dtype t;
-    void *y; /* dweight of combine_rows_weight */
+    tr_dtype y_t, x_t; /* y_t is dy's in combine_rows_weight */
+    void *y;           /* dweight of combine_rows_weight */
     const void *x, *dy;
     const int32_t *map; /* from or row_of */
     const float *weight;
@@ -149,105 +149,148 @@ typedef struct {
     float beta;
 } move_args;
 
-VEC_FN void gather_scaled(tr_dtype t, const move_args *a, int64_t r, int64_t source, float weight) {
-    int64_t H = a->H;
+VEC_FN void gather_row(tr_dtype y_t, tr_dtype x_t, const move_args *a, int64_t r) {
+    int64_t H = a->H, source = a->map[r] / a->divisor;
+    if (!a->weight) {
+        for (int64_t h = 0; h < H; h += VEC)
+            vec_store_n(y_t, a->y, r * H + h, H - h, vec_load_n(x_t, a->x, source * H + h, H - h));
+        return;
+    }
+    float weight = a->weight[a->map[r]];
     for (int64_t h = 0; h < H; h += VEC)
-        vec_store_n(t, a->y, r * H + h, H - h, vec_load_n(t, a->x, source * H + h, H - h) * weight);
+        vec_store_n(y_t, a->y, r * H + h, H - h,
+                    vec_load_n(x_t, a->x, source * H + h, H - h) * weight);
+}
+static void gather_typed(const move_args *a, int64_t r) {
+    if (a->y_t == TR_F32 && a->x_t == TR_F32)
+        gather_row(TR_F32, TR_F32, a, r);
+    else if (a->y_t == TR_F32)
+        gather_row(TR_F32, TR_BF16, a, r);
+    else if (a->x_t == TR_F32)
+        gather_row(TR_BF16, TR_F32, a, r);
+    else
+        gather_row(TR_BF16, TR_BF16, a, r);
 }
 
 static void gather_range(const void *args, int64_t begin, int64_t end) {
     const move_args *a = args;
-    int64_t row = a->H * tr_element_bytes(a->t);
-    for (int64_t r = begin; r < end; r++) {
-        int64_t source = a->map[r] / a->divisor;
-        if (!a->weight)
-            memcpy((char *)a->y + r * row, (const char *)a->x + source * row, (size_t)row);
-        else if (a->t == TR_BF16)
-            gather_scaled(TR_BF16, a, r, source, a->weight[a->map[r]]);
+    int64_t row = a->H * tr_element_bytes(a->x_t);
+    for (int64_t r = begin; r < end; r++)
+        if (!a->weight && a->y_t == a->x_t)
+            memcpy((char *)a->y + r * row, (const char *)a->x + a->map[r] / a->divisor * row,
+                   (size_t)row);
         else
-            gather_scaled(TR_F32, a, r, source, a->weight[a->map[r]]);
-    }
+            gather_typed(a, r);
 }
 
-static void gather_rows(tr_stream *s, tr_dtype t, void *y, const void *x, const int32_t *from,
-                        int64_t divisor, const float *weight, tr_rows rows, int64_t H) {
+static void gather_rows(tr_stream *s, tr_dtype y_t, void *y, tr_dtype x_t, const void *x,
+                        const int32_t *from, int64_t divisor, const float *weight, tr_rows rows,
+                        int64_t H) {
     (void)s;
     int64_t R = tr_rows_used(rows);
-    move_args a = {
-        .t = t, .y = y, .x = x, .map = from, .weight = weight, .divisor = divisor, .H = H};
-    tr_for_range(gather_range, &a, R, 2 * R * H * tr_element_bytes(t));
+    move_args a = {.y_t = y_t,
+                   .x_t = x_t,
+                   .y = y,
+                   .x = x,
+                   .map = from,
+                   .weight = weight,
+                   .divisor = divisor,
+                   .H = H};
+    tr_for_range(gather_range, &a, R, R * H * (tr_element_bytes(y_t) + tr_element_bytes(x_t)));
 }
 
 /* Four vectors of a row stay in registers while its k sources are added, in their order. */
-VEC_FN void combine_row(tr_dtype t, const move_args *a, int64_t n) {
+VEC_FN void combine_row(tr_dtype y_t, tr_dtype x_t, const move_args *a, int64_t n) {
     int64_t H = a->H, k = a->k;
     for (int64_t h = 0; h < H; h += VEC_SUMS * VEC) {
         vec sum[VEC_SUMS] = {0};
         for (int u = 0; a->beta != 0 && u < VEC_SUMS; u++)
-            sum[u] = vec_load_n(t, a->y, n * H + h + u * VEC, H - h - u * VEC) * a->beta;
+            sum[u] = vec_load_n(y_t, a->y, n * H + h + u * VEC, H - h - u * VEC) * a->beta;
         for (int64_t i = n * k; i < (n + 1) * k; i++) {
             if (a->map[i] < 0) continue;
             int64_t source = a->map[i] * H + h;
             vec weight = vec_set(a->weight ? a->weight[i] : 1);
             for (int u = 0; u < VEC_SUMS; u++)
-                sum[u] =
-                    vec_fma(vec_load_n(t, a->x, source + u * VEC, H - h - u * VEC), weight, sum[u]);
+                sum[u] = vec_fma(vec_load_n(x_t, a->x, source + u * VEC, H - h - u * VEC), weight,
+                                 sum[u]);
         }
         for (int u = 0; u < VEC_SUMS; u++)
-            vec_store_n(t, a->y, n * H + h + u * VEC, H - h - u * VEC, sum[u]);
+            vec_store_n(y_t, a->y, n * H + h + u * VEC, H - h - u * VEC, sum[u]);
     }
+}
+static void combine_typed(const move_args *a, int64_t n) {
+    if (a->y_t == TR_F32 && a->x_t == TR_F32)
+        combine_row(TR_F32, TR_F32, a, n);
+    else if (a->y_t == TR_F32)
+        combine_row(TR_F32, TR_BF16, a, n);
+    else if (a->x_t == TR_F32)
+        combine_row(TR_BF16, TR_F32, a, n);
+    else
+        combine_row(TR_BF16, TR_BF16, a, n);
 }
 
 static void combine_range(const void *args, int64_t begin, int64_t end) {
     const move_args *a = args;
-    for (int64_t n = begin; n < end; n++)
-        if (a->t == TR_BF16)
-            combine_row(TR_BF16, a, n);
-        else
-            combine_row(TR_F32, a, n);
+    for (int64_t n = begin; n < end; n++) combine_typed(a, n);
 }
 
-static void combine_rows(tr_stream *s, tr_dtype t, void *y, const void *x, const int32_t *row_of,
-                         const float *weight, float beta, int64_t N, int64_t k, int64_t H) {
+static void combine_rows(tr_stream *s, tr_dtype y_t, void *y, tr_dtype x_t, const void *x,
+                         const int32_t *row_of, const float *weight, float beta, int64_t N,
+                         int64_t k, int64_t H) {
     (void)s;
-    move_args a = {
-        .t = t, .y = y, .x = x, .map = row_of, .weight = weight, .beta = beta, .k = k, .H = H};
-    tr_for_range(combine_range, &a, N, (k + 1) * N * H * tr_element_bytes(t));
+    move_args a = {.y_t = y_t,
+                   .x_t = x_t,
+                   .y = y,
+                   .x = x,
+                   .map = row_of,
+                   .weight = weight,
+                   .beta = beta,
+                   .k = k,
+                   .H = H};
+    tr_for_range(combine_range, &a, N, N * H * (k * tr_element_bytes(x_t) + tr_element_bytes(y_t)));
 }
 
-VEC_FN float dot_rows(tr_dtype t, const void *x, int64_t x_at, const void *y, int64_t y_at,
-                      int64_t H) {
+VEC_FN float dot_rows(tr_dtype x_t, const void *x, int64_t x_at, tr_dtype y_t, const void *y,
+                      int64_t y_at, int64_t H) {
     vec sum[VEC_SUMS] = {0};
     for (int64_t h = 0; h < H; h += VEC_SUMS * VEC)
         for (int u = 0; u < VEC_SUMS; u++) {
             int64_t at = h + u * VEC;
-            sum[u] = vec_fma(vec_load_n(t, x, x_at + at, H - at),
-                             vec_load_n(t, y, y_at + at, H - at), sum[u]);
+            sum[u] = vec_fma(vec_load_n(x_t, x, x_at + at, H - at),
+                             vec_load_n(y_t, y, y_at + at, H - at), sum[u]);
         }
     return vec_sum((sum[0] + sum[1]) + (sum[2] + sum[3]));
+}
+VEC_FN void dot_row(tr_dtype dy_t, tr_dtype x_t, const move_args *a, int64_t n) {
+    float *dweight = a->y;
+    for (int64_t i = n * a->k; i < (n + 1) * a->k; i++)
+        dweight[i] =
+            a->map[i] < 0 ? 0 : dot_rows(x_t, a->x, a->map[i] * a->H, dy_t, a->dy, n * a->H, a->H);
+}
+static void dot_typed(const move_args *a, int64_t n) {
+    if (a->y_t == TR_F32 && a->x_t == TR_F32)
+        dot_row(TR_F32, TR_F32, a, n);
+    else if (a->y_t == TR_F32)
+        dot_row(TR_F32, TR_BF16, a, n);
+    else if (a->x_t == TR_F32)
+        dot_row(TR_BF16, TR_F32, a, n);
+    else
+        dot_row(TR_BF16, TR_BF16, a, n);
 }
 
 static void combine_weight_range(const void *args, int64_t begin, int64_t end) {
     const move_args *a = args;
-    int64_t H = a->H;
-    float *dweight = a->y;
-    for (int64_t i = begin * a->k; i < end * a->k; i++) {
-        int64_t x = a->map[i] * H, dy = i / a->k * H;
-        if (a->map[i] < 0)
-            dweight[i] = 0;
-        else if (a->t == TR_BF16)
-            dweight[i] = dot_rows(TR_BF16, a->x, x, a->dy, dy, H);
-        else
-            dweight[i] = dot_rows(TR_F32, a->x, x, a->dy, dy, H);
-    }
+    for (int64_t n = begin; n < end; n++) dot_typed(a, n);
 }
 
-static void combine_rows_weight(tr_stream *s, tr_dtype t, float *dweight, const void *dy,
-                                const void *x, const int32_t *row_of, int64_t N, int64_t k,
-                                int64_t H) {
+static void combine_rows_weight(tr_stream *s, float *dweight, tr_dtype dy_t, const void *dy,
+                                tr_dtype x_t, const void *x, const int32_t *row_of, int64_t N,
+                                int64_t k, int64_t H) {
     (void)s;
-    move_args a = {.t = t, .y = dweight, .x = x, .dy = dy, .map = row_of, .k = k, .H = H};
-    tr_for_range(combine_weight_range, &a, N, (k + 1) * N * H * tr_element_bytes(t));
+    move_args a = {
+        .y_t = dy_t, .x_t = x_t, .y = dweight, .x = x, .dy = dy, .map = row_of, .k = k, .H = H};
+    tr_for_range(combine_weight_range, &a, N,
+                 N * H * (k * tr_element_bytes(x_t) + tr_element_bytes(dy_t)));
 }
 
 static void fill_rows(tr_kernels *k) {

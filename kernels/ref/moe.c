@@ -102,7 +102,7 @@ static bool goes_first(const float *score, int64_t m, int64_t i, int64_t n, int6
     return by_score && a != b ? a > b : m < n;
 }
 
-static void router_capacity(tr_stream *s, uint8_t *keep, const int32_t *index, const float *score,
+static void router_capacity(tr_stream *s, int32_t *taken, const int32_t *index, const float *score,
                             int64_t B, int64_t S, int64_t E, int64_t k, int64_t capacity,
                             bool by_score) {
     (void)s, (void)E;
@@ -113,77 +113,70 @@ static void router_capacity(tr_stream *s, uint8_t *keep, const int32_t *index, c
                 for (int64_t i = 0; i < k; i++)
                     if (index[m * k + i] == index[n * k + j])
                         before += goes_first(score, m, i, n, j, k, by_score);
-            keep[n * k + j] = index[n * k + j] >= 0 && before < capacity;
+            taken[n * k + j] = before < capacity ? index[n * k + j] : -1;
         }
 }
 
+/* The place of pair j of a row; -1 if it has none, or an earlier pair has the same. */
+static int64_t place_of(const int32_t *index, const int32_t *place, int64_t j) {
+    if (index[j] < 0 || !place) return index[j];
+    for (int64_t i = 0; i < j; i++)
+        if (index[i] >= 0 && place[index[i]] == place[index[j]]) return -1;
+    return place[index[j]];
+}
+
 static void moe_sort(tr_stream *s, int64_t *offsets, int32_t *row_of, int32_t *pair_of,
-                     const int32_t *index, const uint8_t *keep, int64_t N, int64_t E, int64_t k) {
+                     const int32_t *index, const int32_t *place, int64_t N, int64_t P, int64_t k) {
     (void)s;
     int64_t rows = 0;
     for (int64_t i = 0; i < N * k; i++) row_of[i] = -1;
-    for (int64_t e = 0; e < E; e++) {
-        offsets[e] = rows;
+    for (int64_t p = 0; p < P; p++) {
+        offsets[p] = rows;
         for (int64_t i = 0; i < N * k; i++) {
-            if (index[i] != e || (keep && !keep[i])) continue;
+            if (place_of(index + i / k * k, place, i % k) != p) continue;
             row_of[i] = (int32_t)rows;
             pair_of[rows++] = (int32_t)i;
         }
     }
-    offsets[E] = rows;
+    offsets[P] = rows;
 }
 
-static void moe_regroup(tr_stream *s, int64_t *offsets, int32_t *from, int32_t *to,
-                        const int64_t *counts, int64_t P, int64_t El) {
-    (void)s;
-    int64_t r = 0;
-    for (int64_t e = 0; e < El; e++) {
-        offsets[e] = r;
-        for (int64_t p = 0; p < P; p++) {
-            int64_t arrival = 0;
-            for (int64_t i = 0; i < p * El + e; i++) arrival += counts[i];
-            for (int64_t i = 0; i < counts[p * El + e]; i++, r++) {
-                from[r] = (int32_t)(arrival + i);
-                to[arrival + i] = (int32_t)r;
-            }
-        }
-    }
-    offsets[El] = r;
-}
-
-static void gather_rows(tr_stream *s, tr_dtype t, void *y, const void *x, const int32_t *from,
-                        int64_t divisor, const float *weight, tr_rows rows, int64_t H) {
+static void gather_rows(tr_stream *s, tr_dtype y_t, void *y, tr_dtype x_t, const void *x,
+                        const int32_t *from, int64_t divisor, const float *weight, tr_rows rows,
+                        int64_t H) {
     (void)s;
     int64_t R = rows.used && *rows.used < rows.max ? *rows.used : rows.max;
     for (int64_t r = 0; r < R; r++)
         for (int64_t h = 0; h < H; h++) {
-            float v = tr_load(t, x, from[r] / divisor * H + h);
-            tr_store(t, y, r * H + h, weight ? weight[from[r]] * v : v);
+            float v = tr_load(x_t, x, from[r] / divisor * H + h);
+            tr_store(y_t, y, r * H + h, weight ? weight[from[r]] * v : v);
         }
 }
 
-static void combine_rows(tr_stream *s, tr_dtype t, void *y, const void *x, const int32_t *row_of,
-                         const float *weight, float beta, int64_t N, int64_t k, int64_t H) {
+static void combine_rows(tr_stream *s, tr_dtype y_t, void *y, tr_dtype x_t, const void *x,
+                         const int32_t *row_of, const float *weight, float beta, int64_t N,
+                         int64_t k, int64_t H) {
     (void)s;
     for (int64_t n = 0; n < N; n++)
         for (int64_t h = 0; h < H; h++) {
-            double sum = beta != 0 ? (double)beta * (double)tr_load(t, y, n * H + h) : 0;
+            double sum = beta != 0 ? (double)beta * (double)tr_load(y_t, y, n * H + h) : 0;
             for (int64_t i = n * k; i < (n + 1) * k; i++)
                 if (row_of[i] >= 0)
-                    sum +=
-                        (weight ? (double)weight[i] : 1) * (double)tr_load(t, x, row_of[i] * H + h);
-            tr_store(t, y, n * H + h, (float)sum);
+                    sum += (weight ? (double)weight[i] : 1) *
+                           (double)tr_load(x_t, x, row_of[i] * H + h);
+            tr_store(y_t, y, n * H + h, (float)sum);
         }
 }
 
-static void combine_rows_weight(tr_stream *s, tr_dtype t, float *dweight, const void *dy,
-                                const void *x, const int32_t *row_of, int64_t N, int64_t k,
-                                int64_t H) {
+static void combine_rows_weight(tr_stream *s, float *dweight, tr_dtype dy_t, const void *dy,
+                                tr_dtype x_t, const void *x, const int32_t *row_of, int64_t N,
+                                int64_t k, int64_t H) {
     (void)s;
     for (int64_t i = 0; i < N * k; i++) {
         double dot = 0;
         for (int64_t h = 0; h < H && row_of[i] >= 0; h++)
-            dot += (double)tr_load(t, dy, i / k * H + h) * (double)tr_load(t, x, row_of[i] * H + h);
+            dot += (double)tr_load(dy_t, dy, i / k * H + h) *
+                   (double)tr_load(x_t, x, row_of[i] * H + h);
         dweight[i] = (float)dot;
     }
 }
@@ -194,7 +187,6 @@ void tr_ref_moe(tr_kernels *k) {
     k->router_backward = router_backward;
     k->router_capacity = router_capacity;
     k->moe_sort = moe_sort;
-    k->moe_regroup = moe_regroup;
     k->gather_rows = gather_rows;
     k->combine_rows = combine_rows;
     k->combine_rows_weight = combine_rows_weight;

@@ -24,6 +24,7 @@ void tr_rig_open(tr_rig *rig, const tr_lab *lab, tr_comm *comm, tr_dtype t, int6
                   .loss_scale = 1};
     tr_env_shape(c, B, S);
     int64_t E = rig->config.num_experts;
+    if (E > 0) c->exchange = tr_exchange_create(rig->grid, device, E, TR_EXCHANGE_FLAT, t);
     rig->kept = tr_arena_create(&device->allocator, CHUNK);
     c->sums.expert_load = calloc((size_t)E + 1, sizeof *c->sums.expert_load);
     tr_saved_init(c, &rig->saved, E > 0, rig->config.intermediate_size);
@@ -50,7 +51,8 @@ void tr_rig_close(tr_rig *rig) {
     tr_arena_destroy(c->scratch);
     tr_arena_destroy(rig->kept);
     c->device->stream_destroy(c->stream);
+    tr_saved_fini(&rig->saved);
+    tr_exchange_destroy(c->exchange);
     tr_grid_destroy(rig->grid);
     free(c->sums.expert_load);
-    tr_saved_fini(&rig->saved);
 }

@@ -73,13 +73,14 @@ static bool heads_fit(const tr_model_config *m, int64_t tensor) {
     return m->num_attention_heads % tensor == 0 && (kv % tensor == 0 || tensor % kv == 0);
 }
 
-/* "1, 2, 4 or 8": the divisors of n, the largest few where there are many; with a model, those that
- * its heads can be cut into. */
-static const char *divisors_for(const tr_model_config *m, int64_t n, char *out, size_t bytes) {
+/* "1, 2, 4 or 8": the divisors of n up to `most`, the largest few where there are many; with a
+ * model, those that its heads can be cut into. */
+static const char *divisors_for(const tr_model_config *m, int64_t n, int64_t most, char *out,
+                                size_t bytes) {
     enum { MOST = 12 };
     int64_t found[MOST];
     int count = 0;
-    for (int64_t d = n; d >= 1 && count < MOST; d--)
+    for (int64_t d = n < most ? n : most; d >= 1 && count < MOST; d--)
         if (n % d == 0 && (!m || heads_fit(m, d))) found[count++] = d;
     size_t at = 0;
     out[0] = 0;
@@ -91,7 +92,7 @@ static const char *divisors_for(const tr_model_config *m, int64_t n, char *out, 
 }
 
 static const char *divisors(int64_t n, char *out, size_t bytes) {
-    return divisors_for(NULL, n, out, bytes);
+    return divisors_for(NULL, n, n, out, bytes);
 }
 
 static int64_t common_divisor(int64_t a, int64_t b) {
@@ -267,11 +268,12 @@ static tr_status check_tensor(const tr_config *config) {
     int64_t length = config->data.sequence_length / config->parallel.context;
     char fits[256];
     if (!heads_fit(m, tensor))
-        return refuse(config, "parallel.tensor",
-                      "must divide num_attention_heads %lld, and divide num_key_value_heads %lld "
-                      "or be a multiple of it; use %s",
-                      (long long)m->num_attention_heads, (long long)m->num_key_value_heads,
-                      divisors_for(m, m->num_attention_heads, fits, sizeof fits));
+        return refuse(
+            config, "parallel.tensor",
+            "must divide num_attention_heads %lld, and divide num_key_value_heads %lld "
+            "or be a multiple of it; use %s",
+            (long long)m->num_attention_heads, (long long)m->num_key_value_heads,
+            divisors_for(m, m->num_attention_heads, m->num_attention_heads, fits, sizeof fits));
     if (micro * length % tensor)
         return refuse(
             config, "training.micro_batch_size",
@@ -300,9 +302,10 @@ static tr_status check_parallel(const tr_config *config) {
     if (config->parallel.expert > 1 && m->num_experts == 0)
         return refuse(config, "parallel.expert",
                       "shares experts among ranks where num_experts is 0; use 1");
-    if (m->num_experts % config->parallel.expert)
-        return refuse(config, "parallel.expert", "does not divide num_experts %lld; use %s",
-                      (long long)m->num_experts, divisors(m->num_experts, fits, sizeof fits));
+    if (m->num_experts > 0 && config->parallel.expert > m->num_experts)
+        return refuse(config, "parallel.expert",
+                      "is more ranks than num_experts %lld has experts; use 1 to %lld",
+                      (long long)m->num_experts, (long long)m->num_experts);
     return TR_OK;
 }
 
@@ -366,13 +369,12 @@ tr_status tr_config_check_world(const tr_config *config, int world, int64_t *dat
                       (long long)product, world, near_multiples(world, product, fits, sizeof fits),
                       world);
     int64_t data = world / product;
-    if (data * context % expert) {
-        int64_t common = common_divisor(data * context, config->model.num_experts);
-        return refuse(config, "parallel.expert",
-                      "does not divide data %lld * context %lld = %lld (%d ranks); use %s",
-                      (long long)data, (long long)context, (long long)(data * context), world,
-                      divisors(common, fits, sizeof fits));
-    }
+    if (data * context % expert)
+        return refuse(
+            config, "parallel.expert",
+            "does not divide data %lld * context %lld = %lld (%d ranks); use %s", (long long)data,
+            (long long)context, (long long)(data * context), world,
+            divisors_for(NULL, data * context, config->model.num_experts, fits, sizeof fits));
     int64_t batch = config->training.global_batch_size, micro = config->training.micro_batch_size;
     if (batch % (micro * data))
         return refuse(

@@ -32,6 +32,8 @@ typedef enum {
     TR_SCHEDULE_ZB_V,
     TR_SCHEDULE_DUALPIPE_V
 } tr_schedule_kind;
+typedef enum { TR_EXCHANGE_FLAT, TR_EXCHANGE_HIERARCHICAL } tr_exchange_kind;
+typedef enum { TR_WIRE_SAME, TR_WIRE_BFLOAT16 } tr_wire;
 typedef enum { TR_RECOMPUTE_NONE, TR_RECOMPUTE_SELECTIVE, TR_RECOMPUTE_FULL } tr_recompute;
 typedef enum { TR_LR_COSINE, TR_LR_LINEAR, TR_LR_CONSTANT, TR_LR_WSD } tr_lr_schedule;
 typedef enum { TR_RESUME_AUTO, TR_RESUME_NEVER, TR_RESUME_PATH } tr_resume;
@@ -72,6 +74,8 @@ typedef struct {
         int64_t pipeline, context, expert, tensor;
         tr_schedule_kind schedule;
         int64_t virtual_stages; /* of a pipeline rank */
+        tr_exchange_kind expert_exchange;
+        tr_wire expert_exchange_dtype;
         tr_recompute recompute;
         int64_t bucket_elems; /* gradient bucket size */
     } parallel;
@@ -150,6 +154,11 @@ char *tr_config_difference(const tr_config *a, const tr_config *b);
  * *data_p gets the size of the data axis. TR_ERR_USAGE with both numbers and the nearest that work.
  */
 tr_status tr_config_check_world(const tr_config *config, int world, int64_t *data_p);
+
+/* Local. The type of rows between the ranks of an expert group. */
+static inline tr_dtype tr_config_wire(const tr_config *config) {
+    return config->parallel.expert_exchange_dtype == TR_WIRE_SAME ? config->run.dtype : TR_BF16;
+}
 
 /* The table of settings as text, wrapped to 100 columns. */
 void tr_config_help(FILE *to);

@@ -123,7 +123,14 @@ const tr_setting tr_settings[] = {
      .help = "Ranks that share a sequence (ring attention); 2 * context divides "
              "data.sequence_length."},
     {KEY(parallel, expert), TR_KIND_INT, .fallback = "1", WITHIN(1, MAX_HIDDEN),
-     .help = "Ranks that share one set of experts; divides num_experts and data * context."},
+     .help = "Ranks that share one set of experts; divides data * context, at most num_experts."},
+    {KEY(parallel, expert_exchange), TR_KIND_ENUM, .fallback = "flat", .names = "flat|hierarchical",
+     .help = "How tokens reach experts: flat, each rank sends to each; hierarchical, over one rank "
+             "of each node for each other node, a token once to a node, however many of its "
+             "experts are there."},
+    {KEY(parallel, expert_exchange_dtype), TR_KIND_ENUM, .fallback = "same",
+     .names = "same|bfloat16",
+     .help = "Type of tokens on their way to experts and back; same: run.dtype."},
     {KEY(parallel, tensor), TR_KIND_INT, .fallback = "1", WITHIN(1, MAX_HIDDEN),
      .help = "Ranks that share the weights of attention, feed-forward, embedding and head, and the "
              "rows of a micro-batch; divides num_attention_heads, divides or is a multiple of "

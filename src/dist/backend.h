@@ -105,8 +105,9 @@ struct tr_comm {
     tr_runtime *runtime; /* the world's */
     bool is_world;
     int rank, size;
-    /* nodes.c. Where nodes hold different numbers of ranks only the next line is of use. */
+    /* nodes.c. Where nodes hold different numbers of ranks only the next lines are of use. */
     int nodes, node, node_size, local; /* this rank is number `local` of node_size on `node` */
+    int *node_of;                      /* [size] */
     bool may_share;                    /* all nodes hold equally many ranks, more than one */
     int *rank_of;                      /* [nodes * node_size] */
     int *across;                       /* [nodes] ranks with this rank's `local` */

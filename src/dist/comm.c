@@ -113,6 +113,7 @@ void tr_comm_free(tr_comm *comm) {
                  (long long)comm->in_flight);
     while (comm->memories) tr_memory_destroy(comm, comm->memories);
     free(comm->lines);
+    free(comm->node_of);
     free(comm->rank_of);
     free(comm->across);
     free(comm->everyone);
@@ -144,8 +145,8 @@ int tr_comm_size(const tr_comm *comm) {
 int tr_comm_node_size(const tr_comm *comm) {
     return comm->node_size;
 }
-int tr_comm_node(const tr_comm *comm) {
-    return comm->node;
+int tr_comm_node_of(const tr_comm *comm, int rank) {
+    return comm->node_of[rank];
 }
 tr_sent tr_comm_sent(const tr_comm *comm) {
     return comm->sent;

@@ -39,9 +39,9 @@ void tr_comm_free(tr_comm *comm); /* NULL-safe. Collective on comm. */
 
 int tr_comm_rank(const tr_comm *comm);
 int tr_comm_size(const tr_comm *comm);
-int tr_comm_node_size(const tr_comm *comm); /* how many of its ranks are on this node */
-int tr_comm_node(const tr_comm *comm);      /* the node's number among those of comm's ranks */
-void *tr_comm_mpi(tr_comm *comm);           /* its MPI_Comm, for HDF5: *(MPI_Comm *)result */
+int tr_comm_node_size(const tr_comm *comm);         /* how many of its ranks are on this node */
+int tr_comm_node_of(const tr_comm *comm, int rank); /* number of a node, among those of comm */
+void *tr_comm_mpi(tr_comm *comm); /* its MPI_Comm, for HDF5: *(MPI_Comm *)result */
 
 /* Collective on comm. Zeroed memory, 4 KiB aligned, shared inside the node where possible. */
 void *tr_comm_alloc(tr_comm *comm, int64_t bytes);
@@ -89,6 +89,7 @@ int tr_wait_any(tr_request *const *requests, int count);
  * other's memory is not sent. */
 typedef struct {
     int64_t messages, bytes;
+    int64_t messages_out, bytes_out; /* of these, to other nodes */
 } tr_sent;
 tr_sent tr_comm_sent(const tr_comm *comm);
 

@@ -3,8 +3,8 @@
  * World = pipeline x data x context x tensor, tensor fastest, then context, data, pipeline:
  *     rank = ((p * data + d) * context + c) * tensor + t
  * Expert groups are cut out of data x context: with i = d * context + c, the `expert` ranks of
- * equal i / expert (and equal t) form an expert group (each holds num_experts / expert experts, its
- * place is i % expert), and ranks of equal i % expert hold the same experts. Where key/value heads
+ * equal i / expert (and equal t) form an expert group (each holds a block of the experts, its place
+ * is i % expert), and ranks of equal i % expert hold the same experts. Where key/value heads
  * are fewer than tensor ranks, each is held by `head_copies` neighbouring ones. */
 #pragma once
 #include "dist/comm.h"

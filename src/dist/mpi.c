@@ -106,16 +106,19 @@ static void post_recv(void *to, int64_t n, MPI_Datatype type, int peer, int tag,
     TR_MPI(MPI_Irecv(to, to_int(n), type, peer, tag, comm, out));
 }
 
-static void count_sent(tr_comm *comm, int64_t bytes) {
+static void count_sent(tr_comm *comm, int peer, int64_t bytes) {
     comm->sent.messages++;
     comm->sent.bytes += bytes;
+    if (comm->node_of[peer] == comm->node) return;
+    comm->sent.messages_out++;
+    comm->sent.bytes_out += bytes;
 }
 
 /* Posts all pieces of one message; one of no bytes is still a message. */
 static void send_pieces(tr_request *request, const void *from, int64_t bytes, int peer, int tag,
                         MPI_Comm comm) {
     int64_t piece = piece_elems(PIECE_BYTES, TR_U8), first = 0;
-    if (peer != request->comm->rank) count_sent(request->comm, bytes);
+    if (peer != request->comm->rank) count_sent(request->comm, peer, bytes);
     do {
         post_send((const char *)from + first, min64(piece, bytes - first), MPI_BYTE, peer, tag,
                   comm, add_transfer(request));
@@ -240,7 +243,7 @@ static void post_piece(tr_request *request, const scatter_plan *plan) {
     tr_range in = piece_of(request, plan, index, comm->rank);
     post_recv(request->staging + lane * plan->piece, in.count, MPI_FLOAT, from, request->tag,
               comm->internal, &request->mpi[2 * lane]);
-    count_sent(comm, out.count * (int64_t)sizeof(float));
+    count_sent(comm, to, out.count * (int64_t)sizeof(float));
     post_send((const float *)request->work.buffer + out.first, out.count, MPI_FLOAT, to,
               request->tag, comm->internal, &request->mpi[2 * lane + 1]);
 }

@@ -24,16 +24,19 @@ void tr_nodes_find(tr_comm *comm) {
     int *node = calloc(size, sizeof *node);      /* of each leader: its index */
     int *held = calloc(size, sizeof *held);      /* and ranks found on it so far */
     int *local = malloc(size * sizeof *local);   /* of each rank: its index on its node */
+    comm->node_of = malloc(size * sizeof *comm->node_of);
     comm->rank_of = malloc(size * sizeof *comm->rank_of);
     comm->across = malloc(size * sizeof *comm->across);
     comm->everyone = malloc(size * sizeof *comm->everyone);
-    if (!leader || !node || !held || !local || !comm->rank_of || !comm->across || !comm->everyone)
+    if (!leader || !node || !held || !local || !comm->node_of || !comm->rank_of || !comm->across ||
+        !comm->everyone)
         tr_abort("no memory for a table of %d ranks", comm->size);
     int own = node_leader(comm);
     TR_MPI(MPI_Allgather(&own, 1, MPI_INT, leader, 1, MPI_INT, comm->mpi));
 
     for (int r = 0; r < comm->size; r++) {
         if (leader[r] == r) node[r] = comm->nodes++;
+        comm->node_of[r] = node[leader[r]];
         local[r] = held[leader[r]]++;
     }
     comm->node_size = held[own];
@@ -45,8 +48,8 @@ void tr_nodes_find(tr_comm *comm) {
         even &= held[leader[r]] == comm->node_size;
     }
     for (int r = 0; r < comm->size && even; r++) {
-        comm->rank_of[node[leader[r]] * comm->node_size + local[r]] = r;
-        if (local[r] == comm->local) comm->across[node[leader[r]]] = r;
+        comm->rank_of[comm->node_of[r] * comm->node_size + local[r]] = r;
+        if (local[r] == comm->local) comm->across[comm->node_of[r]] = r;
     }
     comm->may_share = even && comm->node_size > 1;
     free(leader);

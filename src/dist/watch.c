@@ -285,7 +285,7 @@ typedef struct {
 /* Collective on the node. Its ranks' lines; memory that is not shared leaves all but the own
  * unseen. */
 static void map_lines(void) {
-    watch.node = tr_comm_split(watch.world, tr_comm_node(watch.world), watch.rank);
+    watch.node = tr_comm_split(watch.world, tr_comm_node_of(watch.world, watch.rank), watch.rank);
     watch.shared = tr_comm_alloc(watch.node, sizeof *watch.shared);
     const tr_memory *memory = tr_memory_find(watch.node, watch.shared, sizeof *watch.shared);
     int size = tr_comm_size(watch.node);

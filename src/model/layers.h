@@ -5,7 +5,7 @@
  * needs (tr_save). A backward receives dy, writes dx (=) and adds weight gradients (+=). Collective
  * layers are called by all ranks of their group in the same order. */
 #pragma once
-#include "model/pass.h"
+#include "model/exchange.h"
 
 /* --- attention: q, k, v projections, rotary positions, softmax attention, output projection ------
  */
@@ -62,9 +62,8 @@ void tr_moe_declare(tr_moe_layer *layer, tr_registry *registry, const tr_model_c
                     int64_t index, int64_t moe_index, int stage);
 /* A forward or backward between its parts: rows travel to the experts, or back. */
 typedef struct {
-    void *arriving;      /* scratch [rows_here,H] */
-    tr_request *request; /* NULL: nothing travels */
-    void *gradient;      /* backward: of the experts' output, then of their input */
+    tr_journey rows;
+    void *dx; /* backward */
     tr_arena_mark mark;
 } tr_moe_flight;
 
@@ -88,7 +87,7 @@ void tr_moe_backward(const tr_moe_layer *layer, const tr_pass *pass, tr_saved *s
                      const void *dy, void *dx);
 
 /* The router's part of it (router.c): scores, balance losses, who goes where.
- * forward: PROB, RLSE, INDEX, WEIGHT, ROW_OF, PAIR_OF, OFFSET from x, and stats. */
+ * forward: PROB, RLSE, INDEX, WEIGHT from x, stats, and the way of the rows. */
 void tr_router_forward(const tr_moe_layer *layer, const tr_pass *pass, tr_saved *saved,
                        const void *x);
 /* dx[N_loc,H] += through the router, from dweight[N_loc,k]; with the balance losses. */

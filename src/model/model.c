@@ -96,6 +96,9 @@ tr_model *tr_model_create(const tr_config *config, const tr_grid *grid, tr_devic
     c->stream = device->stream_create(device);
     c->scratch = tr_arena_create(&device->allocator, CHUNK);
     model->back_scratch = tr_arena_create(&device->allocator, CHUNK);
+    if (m->num_experts > 0)
+        c->exchange = tr_exchange_create(grid, device, m->num_experts,
+                                         config->parallel.expert_exchange, tr_config_wire(config));
     c->sums.expert_load =
         calloc((size_t)(tr_model_moe_layers(m) * m->num_experts) + 1, sizeof *c->sums.expert_load);
     if (!c->sums.expert_load) abort();
@@ -127,12 +130,17 @@ void tr_model_destroy(tr_model *model) {
     shape_free(model);
     tr_arena_destroy(c->scratch);
     tr_arena_destroy(model->back_scratch);
+    tr_exchange_destroy(c->exchange);
     tr_registry_destroy(c->registry);
     c->device->stream_destroy(c->stream);
     free(c->sums.expert_load);
     for (int64_t i = 0; i < model->stages.chunks; i++) free(model->chunks[i].blocks);
     free(model->chunks);
     free(model);
+}
+
+bool tr_model_exchanges_by_node(const tr_model *model) {
+    return model->env.exchange && tr_exchange_is_hierarchical(model->env.exchange);
 }
 
 tr_registry *tr_model_registry(tr_model *model) {

@@ -28,10 +28,12 @@ typedef struct {
 typedef void (*tr_watch_routing)(void *self, int64_t moe_index, const int32_t *index,
                                  const float *prob);
 
-/* Local. Declares all weights of the whole model, in checkpoint order. */
+/* Collective on the expert group. Declares all weights of the whole model, in checkpoint order. */
 tr_model *tr_model_create(const tr_config *config, const tr_grid *grid, tr_device *device);
 void tr_model_destroy(tr_model *model); /* Collective on the world. NULL-safe */
 tr_registry *tr_model_registry(tr_model *model);
+/* Local. Whether rows reach experts on other nodes by way of one rank of each node. */
+bool tr_model_exchanges_by_node(const tr_model *model);
 
 /* Collective on the tensor group. Memory for `slots` micro-batches of B sequences of length S
  * (global). After seal. */

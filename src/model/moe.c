@@ -1,10 +1,10 @@
 /* moe.c - a mixture-of-experts layer: route, permute, experts, un-permute, weighted sum.
  * Floor: model.
  *
- * Tensor ranks route their own rows, each among the experts of its own expert group. Experts are
- * split over the expert group. With one rank there, rows go straight to the experts and
- * nobody but the device knows how many each gets; with more, counts then rows cross by all-to-all,
- * while the shared expert computes. */
+ * Tensor ranks route their own rows, each among the experts of its own expert group, over which
+ * experts are split. With one rank there, rows go straight to the experts and nobody but the device
+ * knows how many each gets; with more, rows travel (exchange.h) while the shared expert computes,
+ * and what returns are sums over the experts of a rank. */
 #include "model/layers.h"
 
 #include <stdio.h>
@@ -40,84 +40,11 @@ void tr_moe_declare(tr_moe_layer *l, tr_registry *r, const tr_model_config *m, i
     tr_mlp_declare(&l->shared, r, m, shared, m->shared_expert_intermediate_size, stage);
 }
 
-/* --- crossing the expert group ---------------------------------------------------------------- */
-
-/* How many rows each expert rank sends and receives; LOCAL, FROM, TO on the device. */
-static void plan_exchange(const tr_pass *pass, tr_saved *saved) {
-    tr_env *c = pass->c;
-    tr_comm *comm = c->grid->comm[TR_GROUP_EXPERT];
-    int64_t ep = tr_comm_size(comm), E = c->config->num_experts, El = E / ep;
-    int64_t one[ep], offset[E + 1], sent[E], received[E];
-    c->device->copy(c->stream, offset, saved->t[TR_SAVED_OFFSET], (size_t)(E + 1) * 8, TR_TO_HOST);
-    c->device->stream_wait(c->stream);
-    for (int64_t e = 0; e < E; e++) sent[e] = offset[e + 1] - offset[e];
-    for (int64_t r = 0; r < ep; r++) one[r] = 1;
-    tr_end(tr_all_to_all_begin(comm, NULL, sent, one, received, one, El * 8));
-    saved->rows_sent = offset[E];
-    saved->rows_here = 0;
-    for (int64_t r = 0; r < ep; r++) {
-        saved->send_rows[r] = offset[(r + 1) * El] - offset[r * El];
-        saved->recv_rows[r] = 0;
-        for (int64_t e = 0; e < El; e++) saved->recv_rows[r] += received[r * El + e];
-        saved->rows_here += saved->recv_rows[r];
-    }
-    int64_t *local = tr_save(pass, saved, TR_SAVED_LOCAL);
-    int32_t *from = tr_save(pass, saved, TR_SAVED_FROM);
-    int32_t *to = tr_save(pass, saved, TR_SAVED_TO);
-    tr_arena_mark mark = tr_arena_get_mark(c->scratch);
-    int64_t *counts = tr_scratch(c, E, TR_I64);
-    c->device->copy(c->stream, counts, received, (size_t)E * 8, TR_TO_DEVICE);
-    c->kernels->moe_regroup(c->stream, local, from, to, counts, ep, El);
-    c->device->stream_wait(c->stream);
-    tr_arena_release(c->scratch, mark);
-}
-
-static bool crosses(const tr_env *c) {
-    return c->grid->at.shape.expert > 1;
-}
-
 /* Rows an expert kernel works on: exact when they crossed, else known to the device alone. */
 static tr_rows expert_rows(const tr_env *c, const tr_saved *saved) {
-    if (crosses(c)) return (tr_rows){saved->rows_here, NULL};
-    const int64_t *offset = saved->t[TR_SAVED_OFFSET];
-    return (tr_rows){c->N_loc * c->config->num_experts_per_tok, offset + c->config->num_experts};
-}
-
-static const int64_t *expert_offsets(const tr_env *c, const tr_saved *saved) {
-    return saved->t[crosses(c) ? TR_SAVED_LOCAL : TR_SAVED_OFFSET];
-}
-
-/* Source to experts: `rows` [rows_sent,H] in expert order begin to travel. */
-static void go_begin(const tr_env *c, const tr_saved *saved, void *rows, tr_moe_flight *f) {
-    int64_t H = c->config->hidden_size;
-    f->arriving = tr_scratch(c, saved->rows_here * H, c->t);
-    f->request =
-        tr_all_to_all_begin(c->grid->comm[TR_GROUP_EXPERT], c->stream, rows, saved->send_rows,
-                            f->arriving, saved->recv_rows, H * (int64_t)tr_dtype_bytes(c->t));
-}
-
-static void land(tr_moe_flight *f) {
-    tr_end(f->request);
-    f->request = NULL;
-}
-
-/* They have arrived: into order by local expert, out [rows_here,H]. */
-static void go_end(const tr_env *c, const tr_saved *saved, tr_moe_flight *f, void *out) {
-    land(f);
-    c->kernels->gather_rows(c->stream, c->t, out, f->arriving, saved->t[TR_SAVED_FROM], 1, NULL,
-                            (tr_rows){saved->rows_here, NULL}, c->config->hidden_size);
-}
-
-/* Experts back to the source: rows [rows_here,H] -> out [rows_sent,H]. */
-static void back_begin(const tr_env *c, const tr_saved *saved, const void *rows, void *out,
-                       tr_moe_flight *f) {
-    int64_t H = c->config->hidden_size;
-    void *sent = tr_scratch(c, saved->rows_here * H, c->t);
-    c->kernels->gather_rows(c->stream, c->t, sent, rows, saved->t[TR_SAVED_TO], 1, NULL,
-                            (tr_rows){saved->rows_here, NULL}, H);
-    f->request =
-        tr_all_to_all_begin(c->grid->comm[TR_GROUP_EXPERT], c->stream, sent, saved->recv_rows, out,
-                            saved->send_rows, H * (int64_t)tr_dtype_bytes(c->t));
+    const tr_stop *s = tr_stop_of_experts(saved);
+    bool exact = tr_exchange_crosses(c->exchange);
+    return (tr_rows){s->sorted, exact ? NULL : s->offset + c->config->num_experts};
 }
 
 /* --- the experts ------------------------------------------------------------------------------ */
@@ -135,9 +62,9 @@ static void grouped(const tr_env *c, const tr_saved *saved, void *y, const void 
                     bool forward, tr_rows rows, float beta) {
     const tr_param *w = tr_param_at(c, weight);
     int64_t out = w->decl.shape[1], in = w->decl.shape[2];
-    c->kernels->grouped_gemm(c->stream, c->t, c->t, w->box.extent[0], expert_offsets(c, saved),
-                             rows.max, x, w->weight, forward, y, forward ? out : in,
-                             forward ? in : out, beta);
+    c->kernels->grouped_gemm(c->stream, c->t, c->t, w->box.extent[0],
+                             tr_stop_of_experts(saved)->offset, rows.max, x, w->weight, forward, y,
+                             forward ? out : in, forward ? in : out, beta);
 }
 
 static void run_grouped_weight(const tr_env *c, const tr_weight_job *job) {
@@ -154,7 +81,7 @@ static void grouped_weight(const tr_pass *pass, const tr_saved *saved, int64_t w
                                          .dy = dy,
                                          .x = x,
                                          .rows = rows.max,
-                                         .offset = expert_offsets(pass->c, saved)});
+                                         .offset = tr_stop_of_experts(saved)->offset});
 }
 
 static void experts_forward(const tr_moe_layer *l, const tr_pass *pass, tr_saved *saved, void *y) {
@@ -187,50 +114,55 @@ static void experts_backward(const tr_moe_layer *l, const tr_pass *pass, tr_save
 
 /* --- the layer -------------------------------------------------------------------------------- */
 
-/* Rows in expert order at the source, at most N*k. */
-static tr_rows source_rows(const tr_env *c, const tr_saved *saved) {
-    if (crosses(c)) return (tr_rows){saved->rows_sent, NULL};
-    return expert_rows(c, saved);
+/* Rows of experts become, weighted or not, rows of tokens at hand, which begin to return. Without a
+ * hop they are added to y at once. */
+static void back_begin(const tr_env *c, const tr_saved *saved, const void *rows,
+                       const float *weight, void *y, tr_journey *back) {
+    const tr_stop *s = tr_stop_of_experts(saved);
+    int64_t H = c->config->hidden_size, k = c->config->num_experts_per_tok;
+    bool crosses = tr_exchange_crosses(c->exchange);
+    tr_dtype t = crosses ? tr_exchange_wire(c->exchange) : c->t;
+    void *sum = crosses ? tr_scratch(c, s->rows * H, t) : y;
+    c->kernels->combine_rows(c->stream, t, sum, c->t, rows, s->row_of, weight, crosses ? 0 : 1,
+                             s->rows, k, H);
+    if (crosses) *back = tr_return_begin(c, saved, sum, H, t);
+}
+
+/* y[N_loc,H] += what returns. */
+static void back_end(const tr_env *c, const tr_saved *saved, void *y, tr_journey *back) {
+    if (tr_exchange_crosses(c->exchange)) tr_return_end(c, saved, back, c->t, y, 1);
 }
 
 void tr_moe_forward_begin(const tr_moe_layer *l, const tr_pass *pass, tr_saved *saved,
                           const void *x, tr_moe_flight *f) {
-    tr_env *c = pass->c;
-    int64_t H = c->config->hidden_size, k = c->config->num_experts_per_tok;
-    if (!pass->recomputing) { /* recomputation reuses the routing */
-        tr_router_forward(l, pass, saved, x);
-        if (crosses(c)) plan_exchange(pass, saved);
-    }
-    tr_rows sent = source_rows(c, saved);
-    void *xe = tr_save(pass, saved, TR_SAVED_XE);
+    const tr_env *c = pass->c;
+    if (!pass->recomputing) tr_router_forward(l, pass, saved, x); /* else routing is reused */
+    tr_save(pass, saved, TR_SAVED_XE);
     tr_save(pass, saved, TR_SAVED_YE);
     *f = (tr_moe_flight){.mark = tr_arena_get_mark(c->scratch)};
-    void *rows = crosses(c) ? tr_scratch(c, sent.max * H, c->t) : xe;
-    c->kernels->gather_rows(c->stream, c->t, rows, x, saved->t[TR_SAVED_PAIR_OF], k, NULL, sent, H);
-    if (crosses(c)) go_begin(c, saved, rows, f);
+    f->rows = tr_go_begin(c, saved, x);
 }
 
 void tr_moe_forward_middle(const tr_moe_layer *l, const tr_pass *pass, tr_saved *saved,
                            const void *x, void *y, tr_moe_flight *f) {
     const tr_env *c = pass->c;
-    int64_t here = expert_rows(c, saved).max;
+    const tr_stop *s = tr_stop_of_experts(saved);
     void *ye = saved->t[TR_SAVED_YE];
     if (l->shared.width) tr_mlp_forward(&l->shared, pass, saved, x, y);
-    if (crosses(c)) go_end(c, saved, f, saved->t[TR_SAVED_XE]);
-    void *out = crosses(c) ? tr_scratch(c, here * c->config->hidden_size, c->t) : ye;
-    experts_forward(l, pass, saved, out);
-    if (crosses(c)) back_begin(c, saved, out, ye, f);
+    const void *at_hand = tr_go_end(c, saved, &f->rows);
+    c->kernels->gather_rows(c->stream, c->t, saved->t[TR_SAVED_XE], f->rows.t, at_hand, s->pair_of,
+                            c->config->num_experts_per_tok, NULL, expert_rows(c, saved),
+                            c->config->hidden_size);
+    experts_forward(l, pass, saved, ye);
+    if (!pass->recomputing) back_begin(c, saved, ye, s->weight, y, &f->rows);
 }
 
 void tr_moe_forward_end(const tr_pass *pass, tr_saved *saved, void *y, tr_moe_flight *f) {
     const tr_env *c = pass->c;
-    land(f);
-    c->kernels->combine_rows(c->stream, c->t, y, saved->t[TR_SAVED_YE], saved->t[TR_SAVED_ROW_OF],
-                             saved->t[TR_SAVED_WEIGHT], 1, c->N_loc, c->config->num_experts_per_tok,
-                             c->config->hidden_size);
+    if (pass->recomputing) return; /* nobody reads the output again */
+    back_end(c, saved, y, &f->rows);
     /* under recomputation tensors of the experts stay in scratch until the block is done */
-    if (!pass->recomputing && c->recompute == TR_RECOMPUTE_NONE)
-        tr_arena_release(c->scratch, f->mark);
+    if (c->recompute == TR_RECOMPUTE_NONE) tr_arena_release(c->scratch, f->mark);
 }
 
 void tr_moe_forward(const tr_moe_layer *l, const tr_pass *pass, tr_saved *saved, const void *x,
@@ -244,43 +176,43 @@ void tr_moe_forward(const tr_moe_layer *l, const tr_pass *pass, tr_saved *saved,
 void tr_moe_backward_begin(const tr_moe_layer *l, const tr_pass *pass, tr_saved *saved,
                            const void *dy, void *dx, tr_moe_flight *f) {
     const tr_env *c = pass->c;
-    const void *x = saved->t[TR_SAVED_NORM2];
-    int64_t H = c->config->hidden_size, k = c->config->num_experts_per_tok;
-    tr_rows sent = source_rows(c, saved);
-    float *dweight = tr_scratch(c, c->N_loc * k, TR_F32);
-    void *dye = crosses(c) ? tr_scratch(c, sent.max * H, c->t) : tr_operand(pass, sent.max * H);
-    *f = (tr_moe_flight){.gradient = dye};
-    c->kernels->gather_rows(c->stream, c->t, dye, dy, saved->t[TR_SAVED_PAIR_OF], k,
-                            saved->t[TR_SAVED_WEIGHT], sent, H);
-    if (crosses(c)) go_begin(c, saved, dye, f);
-    c->kernels->combine_rows_weight(c->stream, c->t, dweight, dy, saved->t[TR_SAVED_YE],
-                                    saved->t[TR_SAVED_ROW_OF], c->N_loc, k, H);
+    *f = (tr_moe_flight){.rows = tr_go_begin(c, saved, dy), .dx = dx};
     if (l->shared.width)
-        tr_mlp_backward(&l->shared, pass, saved, x, dy, dx);
+        tr_mlp_backward(&l->shared, pass, saved, saved->t[TR_SAVED_NORM2], dy, dx);
     else
-        c->device->zero(c->stream, dx, (size_t)(c->N_loc * H) * tr_dtype_bytes(c->t));
-    tr_router_backward(l, pass, saved, x, dweight, dx);
+        c->device->zero(c->stream, dx,
+                        (size_t)(c->N_loc * c->config->hidden_size) * tr_dtype_bytes(c->t));
 }
 
+/* The gradient of the routing weights is a product of what arrives at the experts and what they
+ * gave; it returns while they compute. */
 void tr_moe_backward_middle(const tr_moe_layer *l, const tr_pass *pass, tr_saved *saved,
                             tr_moe_flight *f) {
     const tr_env *c = pass->c;
-    int64_t H = c->config->hidden_size, here = expert_rows(c, saved).max;
-    void *dye = f->gradient, *dxe = tr_scratch(c, here * H, c->t);
-    if (crosses(c)) {
-        dye = tr_operand(pass, here * H);
-        go_end(c, saved, f, dye);
-    }
+    const tr_stop *s = tr_stop_of_experts(saved);
+    int64_t H = c->config->hidden_size, k = c->config->num_experts_per_tok;
+    tr_rows rows = expert_rows(c, saved);
+    const void *at_hand = tr_go_end(c, saved, &f->rows);
+    void *dye = tr_operand(pass, rows.max * H), *dxe = tr_scratch(c, rows.max * H, c->t);
+    float *dweight_here = tr_scratch(c, s->rows * k, TR_F32), *dweight = dweight_here;
+    c->kernels->gather_rows(c->stream, c->t, dye, f->rows.t, at_hand, s->pair_of, k, s->weight,
+                            rows, H);
+    c->kernels->combine_rows_weight(c->stream, dweight_here, f->rows.t, at_hand, c->t,
+                                    saved->t[TR_SAVED_YE], s->row_of, s->rows, k, H);
+    bool crosses = tr_exchange_crosses(c->exchange);
+    tr_journey weights = {0};
+    if (crosses) weights = tr_return_begin(c, saved, dweight_here, k, TR_F32);
     experts_backward(l, pass, saved, dye, dxe);
-    f->gradient = crosses(c) ? tr_scratch(c, source_rows(c, saved).max * H, c->t) : dxe;
-    if (crosses(c)) back_begin(c, saved, dxe, f->gradient, f);
+    back_begin(c, saved, dxe, NULL, f->dx, &f->rows);
+    if (crosses) {
+        dweight = tr_scratch(c, c->N_loc * k, TR_F32);
+        tr_return_end(c, saved, &weights, TR_F32, dweight, 0);
+    }
+    tr_router_backward(l, pass, saved, saved->t[TR_SAVED_NORM2], dweight, f->dx);
 }
 
 void tr_moe_backward_end(const tr_pass *pass, tr_saved *saved, void *dx, tr_moe_flight *f) {
-    const tr_env *c = pass->c;
-    land(f);
-    c->kernels->combine_rows(c->stream, c->t, dx, f->gradient, saved->t[TR_SAVED_ROW_OF], NULL, 1,
-                             c->N_loc, c->config->num_experts_per_tok, c->config->hidden_size);
+    back_end(pass->c, saved, dx, &f->rows);
 }
 
 void tr_moe_backward(const tr_moe_layer *l, const tr_pass *pass, tr_saved *saved, const void *dy,

@@ -23,6 +23,9 @@ typedef struct {
     float *partial; /* [N,H] */
 } tr_tensor_buffers;
 
+/* How rows reach their experts (exchange.h). */
+typedef struct tr_exchange tr_exchange;
+
 /* One per rank: everything that stays the same over micro-batches. All pointers but the arrays of
  * this file's own are borrowed. */
 typedef struct {
@@ -34,7 +37,8 @@ typedef struct {
     tr_stream *stream;
     tr_dtype t;
     tr_recompute recompute;
-    tr_arena *scratch; /* temporaries; marked and released inside each layer */
+    tr_exchange *exchange; /* NULL: no layer has experts */
+    tr_arena *scratch;     /* temporaries; marked and released inside each layer */
     /* the shape of a micro-batch (tr_env_shape) */
     int64_t B, S, S_loc, N;
     int64_t N_loc, first_row; /* this tensor rank's rows of the N */
@@ -97,29 +101,36 @@ typedef enum {
     TR_SAVED_RLSE,  /* router log-sum-exp */
     TR_SAVED_INDEX, /* chosen experts */
     TR_SAVED_WEIGHT,
-    TR_SAVED_ROW_OF,  /* pair -> row in expert order */
-    TR_SAVED_PAIR_OF, /* row -> pair */
-    TR_SAVED_OFFSET,  /* rows by expert at the source */
-    TR_SAVED_LOCAL,   /* rows by local expert */
-    TR_SAVED_FROM,    /* expert order -> arrival */
-    TR_SAVED_TO,      /* arrival -> expert order */
-    TR_SAVED_XE,      /* experts' input */
+    TR_SAVED_XE, /* experts' input */
     TR_SAVED_GATE_E,
     TR_SAVED_UP_E,
     TR_SAVED_ACT_E,
-    TR_SAVED_YE, /* experts' output, back at the source */
+    TR_SAVED_YE, /* experts' output */
     TR_SAVED_COUNT
 } tr_saved_id;
+
+/* Where rows are on their way to their experts (exchange.h), sorted by where they go next: to ranks
+ * over a hop, or, at the last stop, to the experts there. */
+enum { TR_MOST_STOPS = 4 };
+typedef struct {
+    int64_t rows, sorted; /* at hand; after sorting, or a bound of it */
+    /* device, the micro-batch's memory */
+    const float *weight;       /* [rows,k] of each row's experts */
+    int64_t *offset;           /* [places+1] */
+    int32_t *row_of, *pair_of; /* [rows,k] pair -> sorted row, [rows*k] back */
+    /* host: rows to and from each rank of the hop that follows */
+    int64_t *send_rows, *recv_rows;
+} tr_stop;
 
 typedef struct {
     void *t[TR_SAVED_COUNT]; /* device; NULL when not kept */
     int64_t width;           /* I of the dense or shared feed-forward */
-    /* host, MoE: rows to and from each expert rank, and balance sums */
-    int64_t *send_rows, *recv_rows; /* [ep] */
-    int64_t rows_sent, rows_here;   /* R at the source and at the experts, or a bound of it */
-    double *stats;                  /* [G, 2+2E], summed over the whole micro-batch */
-    float *balance;                 /* [G, E+1] gradients of the balance losses */
-    double micro_tokens;            /* scope global_batch: tokens of this micro-batch alone */
+    /* MoE: the way to the experts, and host memory of balance sums */
+    tr_stop stop[TR_MOST_STOPS];
+    int stops;
+    double *stats;       /* [G, 2+2E], summed over the whole micro-batch */
+    float *balance;      /* [G, E+1] gradients of the balance losses */
+    double micro_tokens; /* scope global_batch: tokens of this micro-batch alone */
 } tr_saved;
 
 /* Local. Host memory of a block's record: `width` of its dense or shared feed-forward (whole; 0:

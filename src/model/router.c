@@ -119,20 +119,20 @@ static const void *gather_sequences(const tr_env *c, const void *mine, tr_dtype 
     return whole;
 }
 
-/* keep[N_loc,k] under the capacity of each expert in each whole sequence. */
-static uint8_t *limit(const tr_env *c, const int32_t *index, const float *score) {
+/* index[N_loc,k] without the pairs beyond the capacity of an expert in a whole sequence. */
+static const int32_t *limit(const tr_env *c, const int32_t *index, const float *score) {
     const tr_model_config *m = c->config;
     int cp = c->grid->at.shape.context;
     int64_t E = m->num_experts, k = m->num_experts_per_tok, first = c->first_row * k;
     int64_t capacity =
         (int64_t)ceil((double)(k * c->S) / (double)E * m->expert_capacity_factor - 1e-9);
-    uint8_t *keep = tr_scratch(c, c->B * c->S * k, TR_U8);
+    int32_t *taken = tr_scratch(c, c->B * c->S * k, TR_I32);
     const int32_t *all = gather_sequences(c, index, TR_I32);
-    c->kernels->router_capacity(c->stream, keep, all, gather_sequences(c, score, TR_F32), c->B,
+    c->kernels->router_capacity(c->stream, taken, all, gather_sequences(c, score, TR_F32), c->B,
                                 c->S, E, k, capacity, m->expert_drop_policy == TR_DROP_PROBABILITY);
-    if (cp == 1) return keep + first;
-    uint8_t *parts = tr_scratch(c, c->B * c->S * k, TR_U8);
-    reorder(c, keep, parts, 1, false);
+    if (cp == 1) return taken + first;
+    int32_t *parts = tr_scratch(c, c->B * c->S * k, TR_I32);
+    reorder(c, taken, parts, sizeof *parts, false);
     return parts + c->grid->at.c * c->N * k + first;
 }
 
@@ -157,26 +157,22 @@ void tr_router_forward(const tr_moe_layer *l, const tr_pass *pass, tr_saved *sav
     tr_env *c = pass->c;
     const tr_model_config *m = c->config;
     int64_t E = m->num_experts, k = m->num_experts_per_tok, pairs = c->N_loc * k;
-    saved->rows_sent = saved->rows_here = pairs; /* a bound, until an exchange counts them */
     float *prob = tr_save(pass, saved, TR_SAVED_PROB);
     float *lse = tr_save(pass, saved, TR_SAVED_RLSE);
     int32_t *index = tr_save(pass, saved, TR_SAVED_INDEX);
     float *weight = tr_save(pass, saved, TR_SAVED_WEIGHT);
-    int32_t *row_of = tr_save(pass, saved, TR_SAVED_ROW_OF);
-    int32_t *pair_of = tr_save(pass, saved, TR_SAVED_PAIR_OF);
-    int64_t *offset = tr_save(pass, saved, TR_SAVED_OFFSET);
     tr_arena_mark mark = tr_arena_get_mark(c->scratch);
     float *logits = tr_scratch(c, c->N_loc * E, TR_F32), *score = tr_scratch(c, pairs, TR_F32);
     tr_linear(c, logits, TR_F32, x, tr_param_at(c, l->router), c->N_loc, 0);
-    uint8_t *keep = NULL;
+    const int32_t *taken = index;
     if (m->expert_capacity_factor > 0) { /* capacity by score looks at weights as they came */
         c->kernels->router_forward(c->stream, logits, pass->valid, prob, lse, index, score,
                                    c->N_loc, E, k, false);
-        keep = limit(c, index, score);
+        taken = limit(c, index, score);
     }
     c->kernels->router_forward(c->stream, logits, pass->valid, prob, lse, index, weight, c->N_loc,
                                E, k, m->norm_topk_prob);
-    c->kernels->moe_sort(c->stream, offset, row_of, pair_of, index, keep, c->N_loc, E, k);
+    tr_exchange_plan(pass, saved, taken, weight);
     measure(l, pass, saved);
     if (c->watch && pass->training) show(l, pass, saved);
     tr_arena_release(c->scratch, mark);

@@ -6,16 +6,9 @@
 
 /* Dropped by: no recomputation, full, selective and full. */
 typedef enum { NEVER, FULL, SELECTIVE } drop_rule;
-typedef enum { COMPUTE, FLOAT, INT32, INT64 } element;
-typedef enum {
-    ONE,
-    TOKENS,
-    LOCAL,
-    PAIRS,
-    SENT,
-    HERE
-} rows_of; /* N; N_loc; N_loc*k; rows at the source, at experts */
-typedef enum { W1, W_H, W_Q, W_KV2, W_HEADS, W_I, W_IE, W_E, W_OFFSETS, W_LOCAL } width_of;
+typedef enum { COMPUTE, FLOAT, INT32 } element;
+typedef enum { TOKENS, LOCAL, PAIRS, HERE } rows_of; /* N; N_loc; N_loc*k; rows of experts */
+typedef enum { W1, W_H, W_Q, W_KV2, W_HEADS, W_I, W_IE, W_E } width_of;
 
 static const struct {
     drop_rule drop;
@@ -41,17 +34,11 @@ static const struct {
     [TR_SAVED_RLSE] = {NEVER, FLOAT, LOCAL, W1},
     [TR_SAVED_INDEX] = {NEVER, INT32, PAIRS, W1},
     [TR_SAVED_WEIGHT] = {NEVER, FLOAT, PAIRS, W1},
-    [TR_SAVED_ROW_OF] = {NEVER, INT32, PAIRS, W1},
-    [TR_SAVED_PAIR_OF] = {NEVER, INT32, PAIRS, W1},
-    [TR_SAVED_OFFSET] = {NEVER, INT64, ONE, W_OFFSETS},
-    [TR_SAVED_LOCAL] = {NEVER, INT64, ONE, W_LOCAL},
-    [TR_SAVED_FROM] = {NEVER, INT32, HERE, W1},
-    [TR_SAVED_TO] = {NEVER, INT32, HERE, W1},
     [TR_SAVED_XE] = {FULL, COMPUTE, HERE, W_H, .operand = true},
     [TR_SAVED_GATE_E] = {FULL, COMPUTE, HERE, W_IE},
     [TR_SAVED_UP_E] = {FULL, COMPUTE, HERE, W_IE},
     [TR_SAVED_ACT_E] = {SELECTIVE, COMPUTE, HERE, W_IE, .operand = true},
-    [TR_SAVED_YE] = {FULL, COMPUTE, SENT, W_H},
+    [TR_SAVED_YE] = {FULL, COMPUTE, HERE, W_H},
 };
 
 /* This tensor rank's part of the feed-forward's width. */
@@ -62,13 +49,11 @@ static int64_t own_width(const tr_env *c, int64_t width) {
 void tr_saved_init(const tr_env *c, tr_saved *saved, bool is_moe, int64_t mlp_width) {
     *saved = (tr_saved){.width = own_width(c, mlp_width)};
     if (!is_moe) return;
-    size_t ep = (size_t)c->grid->at.shape.expert, E = (size_t)c->config->num_experts;
-    size_t groups = (size_t)tr_router_groups(c);
-    saved->send_rows = calloc(2 * ep, sizeof *saved->send_rows);
+    size_t E = (size_t)c->config->num_experts, groups = (size_t)tr_router_groups(c);
+    tr_stops_init(c, saved);
     saved->stats = calloc(groups * (2 + 2 * E), sizeof *saved->stats);
     saved->balance = calloc(groups * (1 + E), sizeof *saved->balance);
-    if (!saved->send_rows || !saved->stats || !saved->balance) abort();
-    saved->recv_rows = saved->send_rows + ep;
+    if (!saved->stats || !saved->balance) abort();
 }
 
 void tr_saved_restart(const tr_env *c, tr_saved *saved, int64_t mlp_width) {
@@ -77,7 +62,7 @@ void tr_saved_restart(const tr_env *c, tr_saved *saved, int64_t mlp_width) {
 }
 
 void tr_saved_fini(tr_saved *saved) {
-    free(saved->send_rows); /* and recv_rows */
+    tr_stops_fini(saved);
     free(saved->stats);
     free(saved->balance);
 }
@@ -101,34 +86,26 @@ static int64_t width(const tr_env *c, const tr_saved *saved, tr_saved_id id) {
         return m->moe_intermediate_size;
     case W_E:
         return m->num_experts;
-    case W_OFFSETS:
-        return m->num_experts + 1;
-    case W_LOCAL:
-        return m->num_experts / c->grid->at.shape.expert + 1;
     }
     return 0;
 }
 
 static int64_t rows(const tr_env *c, const tr_saved *saved, tr_saved_id id) {
     switch (table[id].rows) {
-    case ONE:
-        return 1;
     case TOKENS:
         return c->N;
     case LOCAL:
         return c->N_loc;
     case PAIRS:
         return c->N_loc * c->config->num_experts_per_tok;
-    case SENT:
-        return saved->rows_sent;
     case HERE:
-        return saved->rows_here;
+        return tr_stop_of_experts(saved)->sorted;
     }
     return 0;
 }
 
 static size_t bytes(const tr_env *c, const tr_saved *saved, tr_saved_id id) {
-    static const tr_dtype type[] = {[FLOAT] = TR_F32, [INT32] = TR_I32, [INT64] = TR_I64};
+    static const tr_dtype type[] = {[FLOAT] = TR_F32, [INT32] = TR_I32};
     tr_dtype t = table[id].type == COMPUTE ? c->t : type[table[id].type];
     return (size_t)(rows(c, saved, id) * width(c, saved, id)) * tr_dtype_bytes(t);
 }
@@ -164,15 +141,16 @@ static int64_t operand_elems(const tr_env *c, const tr_saved *saved, bool is_moe
     int64_t elems = N * ((c->Hq + 2 * c->Hkv) * m->head_dim + (1 + tensor) * H);
     if (saved->width) elems += N * (2 * saved->width + (1 + tensor) * H);
     if (is_moe)
-        elems += c->N_loc * m->num_experts + saved->rows_here * (H + 2 * m->moe_intermediate_size);
+        elems += c->N_loc * m->num_experts +
+                 tr_stop_of_experts(saved)->sorted * (H + 2 * m->moe_intermediate_size);
     return elems;
 }
 
 void tr_saved_plan(const tr_env *c, bool is_moe, int64_t mlp_width, int64_t *kept_bytes_p,
                    int64_t *all_bytes_p, int64_t *operand_bytes_p) {
-    int64_t pairs = c->N_loc * c->config->num_experts_per_tok;
-    tr_saved balanced = {.width = own_width(c, mlp_width), .rows_sent = pairs, .rows_here = pairs};
-    *kept_bytes_p = *all_bytes_p = 0;
+    tr_saved balanced = {.width = own_width(c, mlp_width), .stops = 1};
+    balanced.stop[0].sorted = is_moe ? tr_stops_balanced(c) : 0;
+    *kept_bytes_p = *all_bytes_p = is_moe ? tr_stops_bytes(c) : 0;
     *operand_bytes_p = operand_elems(c, &balanced, is_moe) * (int64_t)tr_dtype_bytes(c->t);
     for (int id = 0; id < (is_moe ? TR_SAVED_COUNT : TR_SAVED_PROB); id++) {
         int64_t b = (int64_t)bytes(c, &balanced, (tr_saved_id)id);

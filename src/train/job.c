@@ -273,6 +273,24 @@ static double available_bytes(void) {
     return kib * 1024;
 }
 
+/* How experts are shared out and reached. */
+static void print_exchange(const tr_job *job) {
+    const tr_config *c = job->config;
+    int64_t E = c->model.num_experts, ranks = c->parallel.expert;
+    int64_t most = tr_ceil_div(E, ranks), least = E / ranks;
+    char share[64];
+    if (most == least)
+        snprintf(share, sizeof share, "%lld", (long long)most);
+    else
+        snprintf(share, sizeof share, "%lld or %lld", (long long)least, (long long)most);
+    bool asked = c->parallel.expert_exchange == TR_EXCHANGE_HIERARCHICAL;
+    tr_say("experts    %lld a layer, %s a rank; rows travel in %s %s", (long long)E, share,
+           tr_dtype_name(tr_config_wire(c)),
+           tr_model_exchanges_by_node(job->model) ? "by one rank of each node"
+           : asked                                ? "from rank to rank: nodes make no levels"
+                                                  : "from rank to rank");
+}
+
 void tr_job_print_plan(const tr_job *job) {
     const tr_config *c = job->config;
     const tr_grid_shape *g = &job->grid->at.shape;
@@ -284,6 +302,7 @@ void tr_job_print_plan(const tr_job *job) {
         "grid       %d ranks: pipeline %d x data %d x context %d x tensor %d, expert %d of data x "
         "context",
         job->grid->at.world, g->pipeline, g->data, g->context, g->tensor, g->expert);
+    if (g->expert > 1) print_exchange(job);
     tr_say("device     %s, %d thread%s a rank, %s", job->device->name, job->threads,
            job->threads == 1 ? "" : "s", c->run.dtype == TR_F32 ? "float32" : "bfloat16");
     tr_say(

@@ -243,7 +243,8 @@ static void record(verification *v, int step, const tr_step_result *grid,
         to[TR_VERIFY_Z] = from[i]->z_loss;
         to[TR_VERIFY_NORM] = from[i]->grad_norm;
     }
-    s->limits = tr_verify_limits_of(c->run.dtype, s->flips.count,
+    tr_dtype coarsest = c->parallel.expert > 1 ? tr_config_wire(c) : c->run.dtype;
+    s->limits = tr_verify_limits_of(coarsest, s->flips.count,
                                     c->training.global_batch_size * c->data.sequence_length);
 }
 

@@ -25,10 +25,17 @@ GRIDS = {  # name: (ranks, parallel settings, global settings)
     "cp2 x tp2": (4, dict(context=2, tensor=2)),
     "dp2 x tp2": (4, dict(tensor=2)),
 }
-MOE_GRIDS = {
+BY_NODE = dict(expert_exchange="hierarchical")
+MOE_GRIDS = {  # also: experts, and how many ranks are to pass for a node
     "ep2": (2, dict(expert=2)),
     "ep4": (4, dict(expert=4)),
-    "cp3 x ep3": (3, dict(context=3, expert=3)),
+    "cp3, ep3": (3, dict(context=3, expert=3), 6),
+    "cp4, ep4 of 10": (4, dict(context=4, expert=4), 10),
+    "ep4 of 10 by node": (4, dict(expert=4, **BY_NODE), 10, 2),
+    "dp4 x cp2, ep8 of 10 by node": (8, dict(context=2, expert=8, **BY_NODE), 10, 2),
+    "pp2 x cp2 x tp2, ep2 by node": (8, dict(pipeline=2, context=2, tensor=2, expert=2, **BY_NODE),
+                                     6, 1),
+    "dp2 x cp2 x tp2, ep4 by node": (8, dict(context=2, tensor=2, expert=4, **BY_NODE), 10, 4),
     "pp2 x dp2 x ep2": (4, dict(pipeline=2, expert=2)),
     "dp2 x cp2, ep4": (4, dict(context=2, expert=4)),
     "pp2 x dp2 x cp2, ep2": (8, dict(pipeline=2, context=2, expert=2)),
@@ -41,13 +48,11 @@ CASES = [(kind, grid) for kind in ("dense", "moe") for grid in GRIDS] + \
         [("moe", grid) for grid in MOE_GRIDS]
 
 
-def settings(grid, **more):
-    _, parallel = {**GRIDS, **MOE_GRIDS}[grid]
-    return dict(parallel=parallel, checkpoint=dict(every=1, keep=0), **more)
-
-
-def experts(grid):
-    return 6 if grid == "cp3 x ep3" else 4
+def laid_out(grid):
+    """(ranks, parallel settings, experts, environment) of a grid."""
+    given = {**GRIDS, **MOE_GRIDS}[grid]
+    ranks, parallel, experts, node = given + (4, None)[len(given) - 2:]
+    return ranks, parallel, experts, {"TRIREME_NODE_RANKS": str(node)} if node else {}
 
 
 @pytest.fixture(scope="module")
@@ -73,12 +78,13 @@ def one_rank(shared_lab):
 @pytest.mark.parametrize("kind,grid", CASES)
 def test_grid_equals_one_rank(shared_lab, one_rank, kind, grid):
     lab = shared_lab
-    ranks, _ = {**GRIDS, **MOE_GRIDS}[grid]
-    one, want = one_rank(kind, experts(grid), 1)
+    ranks, parallel, experts, env = laid_out(grid)
+    one, want = one_rank(kind, experts, 1)
     name = f"{kind}-{grid}".replace(" ", "")
-    model = dict(num_experts=experts(grid)) if kind == "moe" else {}
-    config = lab.config(name, kind, model=model, log=dict(routing=kind == "moe"), **settings(grid))
-    lab.train(config, ranks=ranks)
+    model = dict(num_experts=experts) if kind == "moe" else {}
+    config = lab.config(name, kind, model=model, log=dict(routing=kind == "moe"),
+                        parallel=parallel, checkpoint=dict(every=1, keep=0))
+    lab.train(config, ranks=ranks, env=env)
     got = lab.rows(name)
 
     check_rows(got[:1], want[:1], loss=2e-6, norm=5e-6, aux=2e-6)
@@ -89,7 +95,7 @@ def test_grid_equals_one_rank(shared_lab, one_rank, kind, grid):
     check_rows(got[flip - 1:], want[flip - 1:], loss=1e-4, norm=1e-3, aux=2e-3)
 
     # the same from one rank's checkpoint of step 5
-    lab.train(config, "run.name=again", "training.steps=6", ranks=ranks,
+    lab.train(config, "run.name=again", "training.steps=6", ranks=ranks, env=env,
               resume=lab.checkpoint_path(one, 5))
     again = lab.rows("again")
     check_rows(again, want[5:6], loss=2e-6, norm=5e-6, aux=2e-6)

@@ -162,8 +162,8 @@ static void refused_pairs(void **state) {
     static const struct {
         const char *sets[5], *part;
     } cases[] = {
-        {{"model.num_experts=4", "parallel.expert=3"},
-         "--set parallel.expert: value 3 does not divide num_experts 4; use 1, 2 or 4"},
+        {{"model.num_experts=4", "parallel.expert=5"},
+         "--set parallel.expert: value 5 is more ranks than num_experts 4 has experts; use 1 to 4"},
         {{"model.num_experts=4", "model.num_experts_per_tok=5"}, "value 5 is more than"},
         {{"model.num_experts=4", "model.decoder_sparse_step=5"},
          "--set model.num_experts: value 4 has no layer"},
@@ -216,8 +216,8 @@ static void refused_worlds(void **state) {
         {1, {"parallel.context=2"}, "start 2 ranks"},
         {6,
          {"model.num_experts=4", "parallel.expert=4", "training.global_batch_size=24"},
-         "--set parallel.expert: value 4 does not divide data 6 * context 1 = 6 (6 ranks); use 1 "
-         "or 2"},
+         "--set parallel.expert: value 4 does not divide data 6 * context 1 = 6 (6 ranks); use 1, "
+         "2 or 3"},
         {2,
          {"training.global_batch_size=30"},
          "--set training.global_batch_size: value 30 is not a multiple of micro_batch_size 4 * "
@@ -251,6 +251,7 @@ static void refused_worlds(void **state) {
         {8, 8, {NULL}},
         {8, 2, {"parallel.pipeline=2", "parallel.context=2"}},
         {4, 2, {"parallel.context=2", "model.num_experts=4", "parallel.expert=4"}},
+        {4, 4, {"model.num_experts=10", "parallel.expert=4"}},
         {2,
          2,
          {"model.num_experts=4", "model.router_aux_loss_scope=global_batch",

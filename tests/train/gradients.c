@@ -12,7 +12,7 @@ enum { SEED = 7, PARAMS = 6 };
 static const tr_param_decl decls[PARAMS] = {
     {.name = "norm", .ndim = 1, .shape = {37}, .init = TR_INIT_ONES},
     {.name = "router", .ndim = 2, .shape = {5, 9}, .init_std = 1},
-    {.name = "experts", .ndim = 3, .shape = {24, 3, 5}, .split = TR_SPLIT_EXPERT, .init_std = 1},
+    {.name = "experts", .ndim = 3, .shape = {10, 3, 5}, .split = TR_SPLIT_EXPERT, .init_std = 1},
     {.name = "rows", .ndim = 2, .shape = {7, 11}, .split = TR_SPLIT_ROWS, .init_std = 1},
     {.name = "columns", .ndim = 2, .shape = {13, 7}, .split = TR_SPLIT_COLUMNS, .init_std = 1},
     {.name = "heads", .ndim = 2, .shape = {48, 3}, .split = TR_SPLIT_HEADS, .init_std = 1},
