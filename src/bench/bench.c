@@ -43,7 +43,10 @@ static void say_what(const tr_lab *lab) {
 static tr_status measure(tr_lab *lab, bool kernels, bool comm, bool train) {
     say_what(lab);
     tr_table_head();
-    if (train) TR_TRY(tr_bench_train(lab));
+    if (train) {
+        TR_TRY(tr_bench_train(lab));
+        TR_TRY(tr_bench_schedules(lab));
+    }
     if (comm) {
         tr_bench_sum(lab);
         tr_bench_ring(lab);

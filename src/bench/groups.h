@@ -14,4 +14,5 @@ void tr_bench_ring(tr_lab *lab);            /* ring attention against one rank *
 tr_status tr_bench_checkpoint(tr_lab *lab); /* save and load against raw writes and reads */
 
 /* train */
-tr_status tr_bench_train(tr_lab *lab); /* whole steps: speed, memory, data parallelism */
+tr_status tr_bench_schedules(tr_lab *lab); /* pipelines' idle time against the simulated */
+tr_status tr_bench_train(tr_lab *lab);     /* whole steps: speed, memory, data parallelism */

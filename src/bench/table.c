@@ -3,6 +3,7 @@
 
 #include "base/log.h"
 
+#include <math.h>
 #include <stdarg.h>
 #include <stdio.h>
 
@@ -41,6 +42,8 @@ static void format(char out[32], const tr_row *row, const char *sign, double val
         snprintf(out, 32, "%s%.*f %%", sign, *sign ? 0 : 1, 100 * value);
     else if (row->kind == TR_TIMES)
         snprintf(out, 32, "%s%.2f x", sign, value);
+    else if (row->kind == TR_POINTS)
+        snprintf(out, 32, "%s%.*f points", sign, *sign ? 0 : 1, value);
     else
         snprintf(out, 32, "%s%g %s", sign, value, row->unit);
 }
@@ -51,7 +54,8 @@ void tr_row_end(tr_table *table, const tr_row *row) {
     const char *verdict = "";
     double value = row->measured;
     if (row->kind != TR_ALONE) {
-        value = row->measured / row->base;
+        value =
+            row->kind == TR_POINTS ? fabs(row->measured - row->base) : row->measured / row->base;
         snprintf(base, sizeof base, "%.2f", row->base);
         format(ratio, row, "", value);
     }

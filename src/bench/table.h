@@ -6,9 +6,10 @@
 #include <stdbool.h>
 
 typedef enum {
-    TR_SHARE, /* measured / base, in percent */
-    TR_TIMES, /* measured / base, as a factor */
-    TR_ALONE  /* measured against the target itself; there is no base */
+    TR_SHARE,  /* measured / base, in percent */
+    TR_TIMES,  /* measured / base, as a factor */
+    TR_POINTS, /* how far measured and base are apart, both in percent */
+    TR_ALONE   /* measured against the target itself; there is no base */
 } tr_row_kind;
 
 typedef struct {

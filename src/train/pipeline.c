@@ -4,6 +4,7 @@
 #include "dist/watch.h"
 
 #include <stdlib.h>
+#include <time.h>
 
 struct tr_pipeline {
     tr_model *model;
@@ -12,6 +13,8 @@ struct tr_pipeline {
     const tr_config *config;
     tr_stages stages;
     tr_schedule train;
+    tr_pipeline_watcher watch; /* nullable */
+    void *watch_self;
     /* state: per slot */
     int64_t slots;
     tr_request **sending_output, **sending_gradient; /* must end before the buffer is written */
@@ -178,10 +181,17 @@ static void compute(tr_pipeline *p, running *now, const tr_action *a) {
     }
 }
 
+static double seconds(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
 static void run(tr_pipeline *p, const tr_schedule *s, running now) {
     for (int64_t i = 0; i < s->count; i++) {
         const tr_action *a = &s->actions[i];
         tr_watch_action(tr_action_name(a->kind), a->task.micro_batch);
+        double begin = p->watch ? seconds() : 0;
         if (tr_action_computes(a->kind)) {
             look_ahead(p, s, i);
             compute(p, &now, a);
@@ -190,11 +200,17 @@ static void run(tr_pipeline *p, const tr_schedule *s, running now) {
         } else {
             send(p, a);
         }
+        if (p->watch) p->watch(p->watch_self, a, begin, seconds());
     }
     for (int64_t i = 0; i < p->slots; i++) {
         end(&p->sending_output[i]);
         end(&p->sending_gradient[i]);
     }
+}
+
+void tr_pipeline_watch(tr_pipeline *p, tr_pipeline_watcher watch, void *self) {
+    p->watch = watch;
+    p->watch_self = self;
 }
 
 void tr_pipeline_train(tr_pipeline *p, tr_load_micro_batch load, void *self) {

@@ -16,6 +16,11 @@ tr_status tr_pipeline_create(tr_model *model, const tr_grid *grid, const tr_conf
                              int64_t m, int64_t B, int64_t S, tr_pipeline **pipeline_p);
 void tr_pipeline_destroy(tr_pipeline *pipeline); /* NULL-safe */
 
+/* Told of each action when it is done: when it began and ended, in seconds of CLOCK_MONOTONIC. */
+typedef void (*tr_pipeline_watcher)(void *self, const tr_action *action, double begin, double end);
+/* Local. From now on `watch` sees every action; NULL ends it. */
+void tr_pipeline_watch(tr_pipeline *pipeline, tr_pipeline_watcher watch, void *self);
+
 /* Collective on the pipeline group, and within each stage on its replica group. One step's forwards
  * and backwards; gradients and sums are left in the model. */
 void tr_pipeline_train(tr_pipeline *pipeline, tr_load_micro_batch load, void *self);

@@ -54,11 +54,12 @@ typedef struct {
     const tr_schedule_shape *shape;
     int64_t rank;
     tr_schedule *out;
-    int32_t *slot; /* [chunks, micro-batches] of those in flight */
-    int32_t *user; /* [slots] the chunk that has it, or had it last */
-    bool *taken;   /* [slots] */
-    int64_t room;  /* slots that user and taken have room for */
-    int64_t depth; /* forward only: a micro-batch's slot is chunk * depth + micro_batch % depth */
+    int32_t *slot;  /* [chunks, micro-batches] of those in flight */
+    int32_t *user;  /* [slots] the chunk that has it, or had it last */
+    bool *taken;    /* [slots] */
+    int64_t room;   /* slots that user and taken have room for */
+    int64_t vacant; /* slots not taken */
+    int64_t depth;  /* forward only: a micro-batch's slot is chunk * depth + micro_batch % depth */
 } completion;
 
 static int32_t *slot_of(const completion *c, const tr_task *task) {
@@ -74,7 +75,7 @@ static void make_room(completion *c, int64_t slots) {
         s->slot_chunks = realloc(s->slot_chunks, (size_t)c->room * sizeof *s->slot_chunks);
         if (!c->user || !c->taken || !s->slot_chunks) abort();
     }
-    for (; s->slots < slots; s->slots++) {
+    for (; s->slots < slots; s->slots++, c->vacant++) {
         c->user[s->slots] = -1;
         c->taken[s->slots] = false;
         s->slot_chunks[s->slots] = 0;
@@ -85,12 +86,13 @@ static void make_room(completion *c, int64_t slots) {
 static void take_slot(completion *c, const tr_task *task) {
     int64_t best = -1, slots = c->out->slots;
     if (c->shape->forward_only) best = task->chunk * c->depth + task->micro_batch % c->depth;
-    for (int64_t i = slots; i-- > 0 && !c->shape->forward_only;)
+    for (int64_t i = slots; c->vacant > 0 && i-- > 0 && !c->shape->forward_only;)
         if (!c->taken[i] && (best < 0 || c->user[best] != task->chunk || c->user[i] == task->chunk))
             best = i;
     if (best < 0) best = slots;
     make_room(c, best + 1);
     c->user[best] = task->chunk;
+    c->vacant -= !c->taken[best];
     c->taken[best] = true;
     c->out->slot_chunks[best] |= UINT64_C(1) << task->chunk;
     *slot_of(c, task) = (int32_t)best;
@@ -120,7 +122,10 @@ static void complete(completion *c, tr_action a) {
     append(c->out, a);
     if (p.forward) add_message(c, TR_SEND_FORWARD, p.forward, 1);
     if (p.input) add_message(c, TR_SEND_BACKWARD, p.input, -1);
-    if (p.weight) c->taken[*slot_of(c, p.weight)] = false;
+    if (p.weight) {
+        c->taken[*slot_of(c, p.weight)] = false;
+        c->vacant++;
+    }
 }
 
 static tr_schedule complete_list(const tr_schedule *made, const tr_schedule_shape *shape,

@@ -23,6 +23,8 @@ KERNELS += [(f"GEMM {t} {way}, {rows} rows", False) for t in ("fp32", "bf16")
             for way in ("forward", "input gradient", "weight gradient") for rows in (128, 8)]
 KERNELS += [(f"dense layer {t}", False) for t in ("fp32", "bf16")]
 KERNELS += [(f"MoE layer {t}", True) for t in ("fp32", "bf16")]
+SCHEDULES = [(f"idle under {kind}", True) for kind in ("1f1b", "gpipe", "interleaved", "zb_h1",
+                                                       "zb_v", "dualpipe_v")]
 PAIRS = [("data parallel", True), ("tensor parallel", True), ("sum of", True),
          ("ring attention", True)]
 
@@ -38,7 +40,7 @@ def check_rows(rows, expected):
         found = [rest for name, rest in rows.items() if name.startswith(start)]
         assert found, f"no row '{start}' among {sorted(rows)}"
         for rest in found:
-            assert re.search(r"\d+\.\d\d (GFLOP/s|GB/s|GB|MB)\b", rest), (start, rest)
+            assert re.search(r"\d+\.\d\d (GFLOP/s|GB/s|GB|MB|%)", rest), (start, rest)
             assert bool(re.search(r"  (met|missed)$", rest)) == has_target, (start, rest)
 
 
@@ -47,18 +49,19 @@ def test_one_rank(lab):
     text = lab.run("bench", *SETS).stdout
     rows = rows_of(text)
     check_rows(rows, TRAIN + COMM + KERNELS)
-    for start, _ in PAIRS:
+    for start, _ in PAIRS + SCHEDULES:
         skipped = [rest for name, rest in rows.items() if name.startswith(start)]
         assert len(skipped) == 1 and "skipped: needs 2 ranks" in skipped[0], (start, skipped)
     met, missed = (len(re.findall(rf"  {word}$", text, re.M)) for word in ("met", "missed"))
-    assert text.endswith(f"{met} targets met, {missed} missed, 4 rows skipped\n")
+    assert text.endswith(f"{met} targets met, {missed} missed, 10 rows skipped\n")
     assert sorted(p.name for p in lab.path.iterdir()) == before
 
 
 def test_two_ranks(lab):
     before = sorted(p.name for p in lab.path.iterdir())
     check_rows(rows_of(lab.run("bench", "comm", *SETS, ranks=2).stdout), PAIRS[2:] + COMM)
-    check_rows(rows_of(lab.run("bench", "train", *SETS, ranks=2).stdout), TRAIN + PAIRS[:2])
+    check_rows(rows_of(lab.run("bench", "train", *SETS, ranks=2).stdout),
+               TRAIN + PAIRS[:2] + SCHEDULES)
     assert sorted(p.name for p in lab.path.iterdir()) == before
 
 
