@@ -18,6 +18,7 @@
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 /* Where a finished run left its files, and what to do next. */
 static void say_goodbye(const tr_job *job) {
@@ -55,7 +56,6 @@ static tr_status train(tr_job *job, bool dry_run) {
 static tr_status command_train(const tr_arguments *a, tr_comm *world) {
     tr_config *config = NULL;
     tr_job *job = NULL;
-    tr_signals_install();
     tr_status status = tr_agree(world, tr_config_read(a->config, a->nsets, a->sets, &config));
     if (status == TR_OK) status = tr_job_create(config, world, a->dry_run, &job);
     if (status == TR_OK) {
@@ -176,6 +176,8 @@ const tr_command tr_commands[] = {
     {NULL, NULL, NULL, 0, NULL}};
 
 int main(int argc, char **argv) {
+    /* MPI takes a while to start: a signal that comes meanwhile must not end what could save */
+    if (argc > 1 && !strcmp(argv[1], "train")) tr_signals_install();
     tr_comm *world = tr_comm_start(&argc, &argv);
     tr_log_rank(tr_comm_rank(world));
     const tr_command *command;

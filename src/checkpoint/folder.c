@@ -38,7 +38,10 @@ tr_status tr_folder_steps(const char *directory, int64_t **steps_p, int64_t *cou
     int64_t count = 0, capacity = 16, *steps = NULL;
     DIR *folder = opendir(directory);
     if (!folder && errno != ENOENT)
-        return tr_fail(TR_ERR_IO, "%s: cannot be listed: %s", directory, strerror(errno));
+        return tr_fail(TR_ERR_IO,
+                       "%s: cannot be listed: %s; checkpoint.directory must name a folder that "
+                       "this user may read",
+                       directory, strerror(errno));
     steps = malloc((size_t)capacity * sizeof *steps);
     for (struct dirent *e; folder && steps && (e = readdir(folder));) {
         int64_t step = step_of_name(e->d_name);
@@ -60,6 +63,20 @@ tr_status tr_folder_steps(const char *directory, int64_t **steps_p, int64_t *cou
     return TR_OK;
 }
 
+tr_status tr_folder_refuse(const char *path) {
+    struct stat info;
+    char newest[TR_PATH_BYTES];
+    int64_t *steps, count;
+    if (stat(path, &info) != 0 || !S_ISDIR(info.st_mode)) return TR_OK;
+    TR_TRY(tr_folder_steps(path, &steps, &count));
+    if (count > 0) tr_checkpoint_path(newest, sizeof newest, path, steps[0]);
+    free(steps);
+    if (count == 0)
+        return tr_fail(TR_ERR_USAGE, "%s: is a folder without checkpoints; name a step-*.h5", path);
+    return tr_fail(TR_ERR_USAGE, "%s: is a folder; name a checkpoint in it; the newest is %s", path,
+                   newest);
+}
+
 static tr_status sync_path(const char *path) {
     int fd = open(path, O_RDONLY | O_CLOEXEC);
     int rc = fd < 0 ? -1 : fsync(fd), why = errno;
@@ -79,7 +96,10 @@ tr_status tr_folder_make(const char *directory) {
         char was = *p;
         *p = 0;
         if (mkdir(path, 0777) != 0 && errno != EEXIST)
-            return tr_fail(TR_ERR_IO, "%s: cannot be made: %s", path, strerror(errno));
+            return tr_fail(TR_ERR_IO,
+                           "%s: cannot be made: %s; choose another checkpoint.directory, or let "
+                           "this user write there",
+                           path, strerror(errno));
         *p = was;
         if (was == 0) break;
     }
@@ -119,7 +139,11 @@ tr_status tr_folder_publish(const char *directory, int64_t step) {
     tr_checkpoint_path(path, sizeof path, directory, step);
     TR_TRY(sync_path(partial));
     if (rename(partial, path) != 0)
-        return tr_fail(TR_ERR_IO, "%s: cannot take its final name: %s", path, strerror(errno));
+        return tr_fail(
+            TR_ERR_IO,
+            "%s: cannot take its final name: %s; see what lies in its place, and whether "
+            "this user may write there",
+            path, strerror(errno));
     return sync_path(directory);
 }
 
@@ -132,8 +156,11 @@ tr_status tr_folder_prune(const char *directory, int64_t newest, int64_t keep) {
         if (steps[i] > newest || kept++ < keep) continue;
         tr_checkpoint_path(path, sizeof path, directory, steps[i]);
         if (unlink(path) != 0 && errno != ENOENT)
-            status = tr_fail(TR_ERR_IO, "%s: old checkpoint cannot be removed: %s", path,
-                             strerror(errno));
+            status =
+                tr_fail(TR_ERR_IO,
+                        "%s: old checkpoint cannot be removed: %s; remove it, or keep all with "
+                        "checkpoint.keep=0",
+                        path, strerror(errno));
     }
     free(steps);
     return status;

@@ -9,6 +9,9 @@ void tr_folder_partial(char *out, size_t bytes, const char *directory, int64_t s
 /* Steps of step-*.h5 in the directory, newest first; none when it does not exist. */
 tr_status tr_folder_steps(const char *directory, int64_t **steps_p, int64_t *count_p);
 
+/* TR_ERR_USAGE if the path of a checkpoint is a folder, naming the newest one in it. */
+tr_status tr_folder_refuse(const char *path);
+
 /* Makes the directory and its parents. TR_ERR_IO. */
 tr_status tr_folder_make(const char *directory);
 

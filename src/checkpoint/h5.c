@@ -7,7 +7,8 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "checkpoint/format.h"
+#include "base/file.h"
+#include "checkpoint/folder.h"
 #include "dist/watch.h"
 
 const char *const tr_array_group[TR_ARRAYS] = {"/model", "/optimizer/exp_avg",
@@ -60,9 +61,9 @@ void tr_h5_name(char out[TR_PATH_BYTES], const tr_entry *entry) {
 }
 
 tr_status tr_h5_open(const char *path, hid_t *file_p) {
+    TR_TRY(tr_folder_refuse(path));
+    TR_TRY(tr_file_check(path, "checkpoint"));
     int fd = open(path, O_RDONLY | O_CLOEXEC);
-    if (fd < 0 && (errno == ENOENT || errno == ENOTDIR))
-        return tr_fail(TR_ERR_MISSING, "%s: no such checkpoint", path);
     if (fd < 0)
         return tr_fail(TR_ERR_IO, "%s: cannot be opened for reading: %s", path, strerror(errno));
     close(fd);

@@ -160,8 +160,10 @@ static tr_status match_entry(const load_job *job, tr_entry *entry) {
     tr_h5_name(name, entry);
     if (tr_entry_read(job->file, &found) < 0) {
         if (H5Lexists(job->file, name, H5P_DEFAULT) == 0)
-            return tr_fail(TR_ERR_USAGE, "%s has no tensor %s: it is of another model", job->path,
-                           name + 1);
+            return tr_fail(TR_ERR_USAGE,
+                           "%s has no tensor %s: it is of another model; give the config that it "
+                           "was made with (`h5dump -d config %s` prints it)",
+                           job->path, name + 1, job->path);
         return tr_h5_fail(TR_ERR_DATA, "%s: damaged at tensor %s", job->path, name + 1);
     }
     if (got->ndim != want->ndim ||
@@ -169,8 +171,10 @@ static tr_status match_entry(const load_job *job, tr_entry *entry) {
         char there[128], here[128];
         tr_shape_text(there, sizeof there, got);
         tr_shape_text(here, sizeof here, want);
-        return tr_fail(TR_ERR_USAGE, "%s is of another model: tensor %s is %s there, %s here",
-                       job->path, want->name, there, here);
+        return tr_fail(TR_ERR_USAGE,
+                       "%s is of another model: tensor %s is %s there, %s here; give the config "
+                       "that it was made with (`h5dump -d config %s` prints it)",
+                       job->path, want->name, there, here, job->path);
     }
     entry->checksum = found.checksum;
     return TR_OK;
@@ -182,7 +186,10 @@ static herr_t find_extra(hid_t group, const char *name, const H5L_info_t *link, 
     const load_job *job = context;
     for (int64_t t = 0; t < job->ntensors; t++)
         if (strcmp(name, job->tensors[t].name) == 0) return 0;
-    tr_fail(TR_ERR_USAGE, "%s holds tensor %s, which this model lacks", job->path, name);
+    tr_fail(TR_ERR_USAGE,
+            "%s holds tensor %s, which this model lacks; give the config that it was made with "
+            "(`h5dump -d config %s` prints it)",
+            job->path, name, job->path);
     return 1;
 }
 

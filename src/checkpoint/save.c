@@ -187,7 +187,9 @@ static tr_status write_skeleton(const save_job *job) {
     hid_t file = H5Fcreate(job->partial, H5F_ACC_TRUNC, create, access);
     H5Pclose(create);
     H5Pclose(access);
-    if (file < 0) return tr_h5_fail(TR_ERR_IO, "%s: cannot be made", job->partial);
+    if (file < 0)
+        return tr_h5_fail(TR_ERR_IO, "%s: cannot be made; let this user write in its folder",
+                          job->partial);
     tr_status status = put_all(job, file);
     if (H5Fclose(file) < 0 && status == TR_OK)
         status = tr_h5_fail(TR_ERR_IO, "%s: cannot be written (disk full?)", job->partial);
@@ -215,8 +217,11 @@ static tr_status prepare(const save_job *job) {
 static tr_status can_write(const save_job *job) {
     int fd = open(job->partial, O_RDWR | O_CLOEXEC);
     if (fd < 0)
-        return tr_fail(TR_ERR_IO, "%s: rank %d cannot write it: %s", job->partial,
-                       tr_comm_rank(job->world), strerror(errno));
+        return tr_fail(
+            TR_ERR_IO,
+            "%s: rank %d cannot write it: %s; checkpoint.directory must be on a disk that "
+            "all machines share",
+            job->partial, tr_comm_rank(job->world), strerror(errno));
     close(fd);
     return TR_OK;
 }

@@ -4,6 +4,7 @@
  * way a --set goes, so types and ranges are the table's. Keys that would change the mathematics
  * into something this model does not compute are refused unless neutral; any other key is ignored.
  */
+#include "base/file.h"
 #include "base/log.h"
 #include "config/settings.h"
 
@@ -247,10 +248,9 @@ static tr_status take_all(tr_config *config, const json_t *hf, const char *path)
 
 tr_status tr_config_take_hf(tr_config *config, const char *path) {
     const char *where = config->places[tr_setting_find("model", "from")];
+    tr_status status = tr_file_check(path, "config.json");
+    if (status != TR_OK) return tr_context(status, "%s", where);
     FILE *file = fopen(path, "rb");
-    if (!file && (errno == ENOENT || errno == ENOTDIR))
-        return tr_fail(TR_ERR_MISSING, "%s: value %s names no file; give the path of a config.json",
-                       where, path);
     if (!file) return tr_fail(TR_ERR_IO, "%s: %s: %s", where, path, strerror(errno));
     json_error_t error;
     json_t *hf = json_loadf(file, JSON_REJECT_DUPLICATES, &error);
@@ -258,7 +258,6 @@ tr_status tr_config_take_hf(tr_config *config, const char *path) {
     if (!hf)
         return tr_fail(TR_ERR_USAGE, "%s:%d:%d: is not JSON: %s; %s must name a config.json", path,
                        error.line, error.column, error.text, where);
-    tr_status status = TR_OK;
     if (!json_is_object(hf))
         status = tr_fail(TR_ERR_USAGE, "%s:1: is no JSON object; %s must name a config.json", path,
                          where);

@@ -1,6 +1,7 @@
 /* read.c - from a file, or text, and overrides to a checked config. Floor: config.
  *
  * Precedence: --set, the YAML, the Hugging Face config.json of model.from, defaults. */
+#include "base/file.h"
 #include "config/settings.h"
 
 #include <errno.h>
@@ -191,18 +192,15 @@ tr_status tr_config_alter(const tr_config *config, bool unsharded, int nsets, ch
 
 /* The whole file, with a NUL at its end. */
 static tr_status read_file(const char *path, char **text_p) {
+    TR_TRY(tr_file_check(path, "config file"));
     FILE *file = fopen(path, "rb");
-    if (!file && (errno == ENOENT || errno == ENOTDIR))
-        return tr_fail(TR_ERR_MISSING, "%s: there is no such config file", path);
     if (!file) return tr_fail(TR_ERR_IO, "%s: cannot be opened: %s", path, strerror(errno));
     char *text = malloc(MAX_FILE_BYTES + 1);
     size_t bytes = fread(text, 1, MAX_FILE_BYTES + 1, file);
     int error = ferror(file) ? errno : 0;
     fclose(file);
     tr_status status = TR_OK;
-    if (error == EISDIR)
-        status = tr_fail(TR_ERR_USAGE, "%s: is a folder; name a YAML file", path);
-    else if (error)
+    if (error)
         status = tr_fail(TR_ERR_IO, "%s: cannot be read: %s", path, strerror(error));
     else if (bytes > MAX_FILE_BYTES)
         status = tr_fail(TR_ERR_USAGE, "%s: is larger than 4 MiB, so it is no config", path);

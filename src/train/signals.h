@@ -2,8 +2,8 @@
 #pragma once
 #include <stdbool.h>
 
-/* Local, before this process computes: its threads inherit what is set here. From now on the two
- * signals no longer end the process but wait for the question below. */
+/* Local, first thing in the process, before there are threads: they inherit what is set here. From
+ * now on the two signals no longer end the process but wait for the question below. */
 void tr_signals_install(void);
 /* Local. Whether one has come to this process. */
 bool tr_signals_stop_asked(void);

@@ -81,6 +81,22 @@ def test_signal(tmp_path, undisturbed, name, moment, ranks, target):
     check_like_undisturbed(lab, undisturbed, moment, ranks, steps)
 
 
+@pytest.mark.parametrize("name", SIGNALS)
+def test_signal_before_mpi_has_started(lab, name):
+    """As soon as it would not end the process, which is before MPI makes its threads."""
+    config = small(lab, "run", **MOMENTS["training"])
+    job = Job(lab, "run", config)
+    bit, threads = 1 << (SIGNALS[name] - 1), None
+    while threads is None and job.process.poll() is None:
+        status = dict(line.split(":", 1) for line in open(f"/proc/{job.process.pid}/status"))
+        if int(status["SigBlk"], 16) & bit:
+            threads = int(status["Threads"])
+    assert threads == 1
+    job.send(SIGNALS[name])
+    job.finish(75)
+    assert saved_steps(lab, "run") == [1]
+
+
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_signals_come_at_any_instruction(lab, ranks):
     """A thousand a second all through long steps, in the middle of every kernel: only the stop."""
@@ -395,6 +411,18 @@ REFUSALS = {  # words, exit code, what the error says
     "eval of no checkpoint": (("eval", "run.yaml", "--checkpoint", "text.txt"), 65, ["text.txt"]),
     "eval without validation data": (("eval", "run.yaml", "--checkpoint", "none.h5", "--set",
                                       "data.validation=[]"), 64, ["data.validation is empty"]),
+    "eval of a folder": (("eval", "run.yaml", "--checkpoint", "kept"), 64,
+                         ["kept: is a folder", "the newest is kept/step-00000007.h5"]),
+    "resume of a folder": ((*TRAIN, "--resume", "empty"), 64,
+                           ["empty: is a folder without checkpoints; name a step-*.h5"]),
+    "folder as config": (("train", "kept"), 64, ["kept: is a folder; name a config file"]),
+    "pipe as config": (("train", "pipe"), 64, ["pipe: is a pipe or device; name a config file"]),
+    "pipe as model.from": ((*TRAIN, "--set", "model.from=pipe"), 64,
+                           ["--set model.from: pipe: is a pipe or device; name a config.json"]),
+    "pipe as checkpoint": (("checkpoint", "info", "pipe"), 64, ["pipe: is a pipe or device"]),
+    "pipe as data": ((*TRAIN, "--set", "data.train=[pipe]"), 65, ["pipe: a pipe or device"]),
+    "device as init_from": ((*TRAIN, "--set", "model.init_from=/dev/zero"), 64,
+                            ["/dev/zero: is a pipe or device; name a checkpoint"]),
     "checkpoint what": (("checkpoint", "sink", "x.h5"), 64, ["info|verify"]),
     "checkpoint which": (("checkpoint", "info"), 64, ["which file"]),
     "data what": (("data", "sink"), 64, ["build|info"]),
@@ -409,6 +437,11 @@ REFUSALS = {  # words, exit code, what the error says
 def port(tmp_path_factory):
     lab = Lab(tmp_path_factory.mktemp("port"))
     small(lab, "run", "moe")
+    os.mkfifo(lab.path / "pipe")
+    (lab.path / "empty").mkdir()
+    (lab.path / "kept").mkdir()
+    for step in (3, 7):
+        (lab.path / f"kept/step-{step:08d}.h5").touch()
     (lab.path / "broken.yaml").write_text("run:\n  name: [a\ntraining: {steps: 3}\n")
     return lab
 

@@ -203,7 +203,7 @@ static void broken_files(void **state) {
     char text[400];
     snprintf(text, sizeof text, "model: {from: %s}\n", path);
     assert_int_equal(tr_config_parse(text, "test.yaml", 0, NULL, &c), TR_ERR_MISSING);
-    expect_text("missing", "test.yaml:1:9: model.from: value ");
+    expect_text("missing", "test.yaml:1:9: model.from: ");
     expect_text("missing", path);
     assert_null(c);
 }
