@@ -390,8 +390,8 @@ REFUSALS = {  # words, exit code, what the error says
     "sequence does not divide": ((*TRAIN, "--set", "parallel.context=2", "--set",
                                   "data.sequence_length=46"), 64,
                                  ["data.sequence_length", "46", "2 * context", "44 or 48"]),
-    "experts do not divide": ((*TRAIN, "--set", "model.num_experts=3", "--set",
-                               "parallel.expert=2"), 64, ["parallel.expert", "num_experts 3"]),
+    "expert ranks do not divide": ((*TRAIN, "--set", "parallel.expert=3"), 64,
+                                   ["parallel.expert", "value 3 does not divide data"]),
     "batch does not divide": ((*TRAIN, "--set", "training.global_batch_size=9"), 64,
                               ["training.global_batch_size", "9", "8 or 10"]),
     "more stages than layers": ((*TRAIN, "--set", "parallel.pipeline=8"), 64,
@@ -455,8 +455,6 @@ def test_refusal(port, case, ranks):
         texts = ["1 ranks"]
     elif case == "batch does not divide" and ranks == 1:
         words = (*words, "--set", "training.micro_batch_size=2")
-    elif case == "experts do not divide" and ranks == 2:
-        words = (*words, "--set", "model.num_experts_per_tok=1")
     done = port.run(*words, ranks=ranks, code=code, env={"OMPI_MCA_odls_base_sigkill_timeout": "0"})
     errors = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
     assert len(errors) == done.stderr.count("error: ") == 1, done.stderr
