@@ -25,6 +25,28 @@ static int64_t chunks_of(tr_schedule_kind kind) {
     return folded(kind) ? 2 : kind == TR_SCHEDULE_INTERLEAVED ? MOST_CHUNKS : 1;
 }
 
+/* Every virtual stage has one place, and every layer one stage, in order. */
+static void stages_cover_the_layers(void **state) {
+    (void)state;
+    for (int64_t p = 1; p <= MOST_RANKS; p++)
+        for (int64_t v = 1; v <= MOST_CHUNKS; v++)
+            for (int fold = 0; fold <= (v == 2); fold++) {
+                tr_stages st = {p, v, fold};
+                int64_t layers = p * v + 5, next = 0;
+                for (int64_t s = 0; s < tr_stages_count(&st); s++) {
+                    int64_t rank = tr_stage_rank(&st, s), chunk = tr_stage_chunk(&st, s);
+                    assert_true(rank >= 0 && rank < p && chunk >= 0 && chunk < v);
+                    assert_int_equal(tr_stage_of(&st, rank, chunk), s);
+                    tr_range r = tr_stage_layers(&st, layers, s);
+                    assert_int_equal(r.first, next);
+                    for (next = r.first; next < r.first + r.count; next++)
+                        assert_int_equal(tr_stage_of_layer(&st, layers, next), s);
+                }
+                assert_int_equal(next, layers);
+                if (fold) assert_int_equal(tr_stage_rank(&st, 2 * p - 1), 0);
+            }
+}
+
 static void every_schedule_is_sound(void **state) {
     (void)state;
     int64_t proved = 0;
@@ -196,7 +218,8 @@ static void deadlock_is_found(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(every_schedule_is_sound), cmocka_unit_test(in_flight_is_as_published),
-        cmocka_unit_test(broken_schedules_are_refused), cmocka_unit_test(deadlock_is_found)};
+        cmocka_unit_test(stages_cover_the_layers), cmocka_unit_test(every_schedule_is_sound),
+        cmocka_unit_test(in_flight_is_as_published), cmocka_unit_test(broken_schedules_are_refused),
+        cmocka_unit_test(deadlock_is_found)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
