@@ -88,13 +88,37 @@ def test_ten_more_on_another_grid(ten_steps, grid):
     got, want = lab.rows(name), lab.rows(one)
     assert [r["step"] for r in got] == list(range(11, 21))
     flip = first_flip(lab, one, name, ranks, last=20) if kind == "moe" else 21
+    print(f"{kind} {parallel}: loss at most {check_losses(got, want, flip):.1e} off, "
+          f"first flip in step {flip}")
+
+
+def check_losses(got, want, flip):
+    """The worst difference before the first flip."""
     worst = 0
     for a, b in zip(got, want, strict=True):
         off = abs(a["loss"] - b["loss"]) / b["loss"]
         assert off < (5e-6 if a["step"] < flip else 1e-4), (a["step"], a["loss"], b["loss"])
         worst = max(worst, off if a["step"] < flip else 0)
         assert a["samples"] == b["samples"] and a["tokens"] == b["tokens"]
-    print(f"{kind} {parallel}: loss at most {worst:.1e} off, first flip in step {flip}")
+    return worst
+
+
+def test_uneven_experts_move_between_grids(lab):
+    """Ten experts over four ranks, by node: goes on to the same bytes there, and over three ranks to
+    what one rank computes."""
+    more = dict(model=dict(num_experts=10), optimizer=CONSTANT, log=dict(routing=True))
+    four = dict(expert=4, expert_exchange="hierarchical")
+    env = {"TRIREME_NODE_RANKS": "2"}
+    lab.train(small(lab, "four", "moe", parallel=four, **more), ranks=4, env=env)
+    start = lab.checkpoint_path("four", 10)
+    for name, ranks, parallel in (("again", 4, four), ("three", 3, dict(context=3, expert=3)),
+                                  ("one", 1, dict())):
+        lab.train(small(lab, name, "moe", parallel=parallel, **more), ranks=ranks, resume=start,
+                  env=env)
+    assert lab.rows("again") == lab.rows("four")[10:]
+    check_same_checkpoint(lab.checkpoint_path("four", 20), lab.checkpoint_path("again", 20))
+    flip = first_flip(lab, "one", "three", 3, last=20)
+    check_losses(lab.rows("three"), lab.rows("one"), flip)
 
 
 # --- the data's position --------------------------------------------------------------------------
