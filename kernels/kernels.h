@@ -84,6 +84,15 @@ typedef struct {
     float *dsink;         /* [Hq] +=, nullable */
 } tr_attention;
 
+/* How a token chooses k of E experts. They are in `groups` of equal size, neighbours together; a
+ * token chooses among those of its `kept` best groups, a group being as good as its best expert
+ * (ties: the lowest group; DeepSeek-AI 2024, "DeepSeek-V2", 2.2.2). 1 of 1: no limit. */
+typedef struct {
+    int64_t E, k;         /* 1 <= k <= kept * E / groups */
+    int64_t groups, kept; /* 1 <= kept <= groups, which divides E */
+    bool renormalise;     /* the weights of the chosen are divided by their sum */
+} tr_routing;
+
 typedef struct {
     float learning_rate, beta1, beta2, epsilon, weight_decay;
     float grad_scale; /* gradients are multiplied by this first (clipping) */
@@ -165,13 +174,12 @@ struct tr_kernels {
                                 int64_t dlogits_ld, float scale, int64_t N, int64_t V);
 
     /* --- mixture of experts ------------------------------------------------------------------- */
-    /* Per token: prob = softmax(logits), lse, the k largest (ties: lowest expert), their weights:
-     * prob of the chosen, divided by their sum when `renormalise`. Tokens with valid[n] == 0 get
-     * index -1 and weight 0. valid nullable. 1 <= k <= E. */
-    void (*router_forward)(tr_stream *s, const float *logits /* [N,E] */, const uint8_t *valid,
-                           float *prob /* [N,E] */, float *lse /* [N] */,
-                           int32_t *index /* [N,k] */, float *weight /* [N,k] */, int64_t N,
-                           int64_t E, int64_t k, bool renormalise);
+    /* Per token: prob = softmax(logits) over all experts, lse, the k largest of its groups (ties:
+     * lowest expert), and their weights, from prob. Tokens with valid[n] == 0 get index -1 and
+     * weight 0. valid nullable. */
+    void (*router_forward)(tr_stream *s, const tr_routing *how, const float *logits /* [N,E] */,
+                           const uint8_t *valid, float *prob /* [N,E] */, float *lse /* [N] */,
+                           int32_t *index /* [N,k] */, float *weight /* [N,k] */, int64_t N);
     /* Sums over the valid tokens of each of G groups, written as doubles: stats[g] = {tokens, sum
      * lse^2, count of choices per expert [E], sum of prob per expert [E]}. A group is `rows` >= 1
      * consecutive rows; row n here is row first + n of them all, so its group is (first+n)/rows. */
@@ -182,12 +190,11 @@ struct tr_kernels {
      * renormalisation), plus aux: prob[n,e] has gradient prob_grad[g,e], plus z: lse[n] has
      * gradient z_grad[g]*lse[n]. g = (first+n)/rows as in router_stats. Invalid tokens get zeros.
      * dweight nullable. */
-    void (*router_backward)(tr_stream *s, float *dlogits /* [N,E] */, const float *dweight,
-                            const float *prob, const float *lse, const int32_t *index,
-                            const float *weight, const uint8_t *valid,
+    void (*router_backward)(tr_stream *s, const tr_routing *how, float *dlogits /* [N,E] */,
+                            const float *dweight, const float *prob, const float *lse,
+                            const int32_t *index, const float *weight, const uint8_t *valid,
                             const float *prob_grad /* [G,E] */, const float *z_grad /* [G] */,
-                            int64_t first, int64_t rows, int64_t N, int64_t E, int64_t k,
-                            bool renormalise);
+                            int64_t first, int64_t rows, int64_t N);
     /* taken[n,j] = index[n,j] for pairs that find a place, else -1: each expert takes at most
      * `capacity` pairs of each sequence of S rows; by position (the lowest rows) or by score (the
      * highest weight-before-renormalisation score[n,j], ties: the lowest row). */

@@ -13,24 +13,47 @@
 /* --- routing -------------------------------------------------------------------------------- */
 
 typedef struct {
+    const tr_routing *how;
     const float *logits;
     const uint8_t *valid;
     float *prob, *lse;
     int32_t *index;
     float *weight;
-    int64_t E, k;
-    bool renormalise;
 } route_args;
 
-/* The experts of the k largest logits, largest first; ties go to the lowest expert. */
-static void top_k(int32_t *index /* [k] */, const float *x /* [E] */, int64_t E, int64_t k) {
-    int64_t held = 0;
-    for (int64_t e = 0; e < E; e++) {
+/* Offers x[first .. first + count) to the k largest found, `held` so far, largest first; ties go to
+ * what was offered first. Returns how many are held then. */
+static inline int64_t offer(int32_t *index /* [k] */, int64_t held, int64_t k, const float *x,
+                            int64_t first, int64_t count) {
+    for (int64_t e = first; e < first + count; e++) {
         if (held == k && !(x[e] > x[index[k - 1]])) continue;
         int64_t at = held < k ? held++ : k - 1;
         for (; at > 0 && x[e] > x[index[at - 1]]; at--) index[at] = index[at - 1];
         index[at] = (int32_t)e;
     }
+    return held;
+}
+
+/* The chosen experts, the largest first: of all, or of the best groups. */
+static void choose(const tr_routing *how, int32_t *index /* [k] */, const float *x /* [E] */) {
+    int64_t size = how->E / how->groups, held = 0;
+    if (how->kept == how->groups) {
+        offer(index, 0, how->k, x, 0, how->E);
+        return;
+    }
+    float best[how->groups];
+    int32_t group[how->kept];
+    bool kept[how->groups];
+    for (int64_t g = 0; g < how->groups; g++) {
+        best[g] = x[g * size];
+        for (int64_t i = 1; i < size; i++)
+            if (x[g * size + i] > best[g]) best[g] = x[g * size + i];
+        kept[g] = false;
+    }
+    offer(group, 0, how->kept, best, 0, how->groups);
+    for (int64_t i = 0; i < how->kept; i++) kept[group[i]] = true;
+    for (int64_t g = 0; g < how->groups; g++)
+        if (kept[g]) held = offer(index, held, how->k, x, g * size, size);
 }
 
 /* prob = softmax(x); returns log(sum(exp(x))). */
@@ -49,16 +72,16 @@ VEC_FN float softmax(float *prob, const float *x, float max, int64_t E) {
 
 static void route_range(const void *args, int64_t begin, int64_t end) {
     const route_args *a = args;
-    int64_t E = a->E, k = a->k;
+    int64_t E = a->how->E, k = a->how->k;
     for (int64_t n = begin; n < end; n++) {
         const float *x = a->logits + n * E;
         float *prob = a->prob + n * E, *weight = a->weight + n * k, chosen = 0;
         int32_t *index = a->index + n * k;
-        top_k(index, x, E, k);
-        a->lse[n] = softmax(prob, x, x[index[0]], E);
+        choose(a->how, index, x);
+        a->lse[n] = softmax(prob, x, x[index[0]], E); /* the best group has the largest */
         bool valid = !a->valid || a->valid[n];
         for (int64_t j = 0; j < k; j++) chosen += prob[index[j]];
-        float divisor = a->renormalise ? chosen : 1;
+        float divisor = a->how->renormalise ? chosen : 1;
         for (int64_t j = 0; j < k; j++) {
             weight[j] = valid ? prob[index[j]] / divisor : 0;
             if (!valid) index[j] = -1;
@@ -66,12 +89,12 @@ static void route_range(const void *args, int64_t begin, int64_t end) {
     }
 }
 
-static void router_forward(tr_stream *s, const float *logits, const uint8_t *valid, float *prob,
-                           float *lse, int32_t *index, float *weight, int64_t N, int64_t E,
-                           int64_t k, bool renormalise) {
+static void router_forward(tr_stream *s, const tr_routing *how, const float *logits,
+                           const uint8_t *valid, float *prob, float *lse, int32_t *index,
+                           float *weight, int64_t N) {
     (void)s;
-    route_args a = {logits, valid, prob, lse, index, weight, E, k, renormalise};
-    tr_for_range(route_range, &a, N, N * E * 16); /* comparing weighs as much as moving */
+    route_args a = {how, logits, valid, prob, lse, index, weight};
+    tr_for_range(route_range, &a, N, N * how->E * 16); /* comparing weighs as much as moving */
 }
 
 typedef struct {
@@ -126,15 +149,15 @@ static void route_grad_range(const void *args, int64_t begin, int64_t end) {
             memset(a->dlogits + n * a->E, 0, (size_t)a->E * sizeof *a->dlogits);
 }
 
-static void router_backward(tr_stream *s, float *dlogits, const float *dweight, const float *prob,
-                            const float *lse, const int32_t *index, const float *weight,
-                            const uint8_t *valid, const float *prob_grad, const float *z_grad,
-                            int64_t first, int64_t rows, int64_t N, int64_t E, int64_t k,
-                            bool renormalise) {
+static void router_backward(tr_stream *s, const tr_routing *how, float *dlogits,
+                            const float *dweight, const float *prob, const float *lse,
+                            const int32_t *index, const float *weight, const uint8_t *valid,
+                            const float *prob_grad, const float *z_grad, int64_t first,
+                            int64_t rows, int64_t N) {
     (void)s;
-    route_grad_args a = {dlogits,   dweight, prob,  lse,  index, weight, valid,
-                         prob_grad, z_grad,  first, rows, E,     k,      renormalise};
-    tr_for_range(route_grad_range, &a, N, N * E * 8);
+    route_grad_args a = {dlogits,   dweight, prob,  lse,  index,  weight, valid,
+                         prob_grad, z_grad,  first, rows, how->E, how->k, how->renormalise};
+    tr_for_range(route_grad_range, &a, N, N * how->E * 8);
 }
 
 /* --- moving rows ----------------------------------------------------------------------------- */

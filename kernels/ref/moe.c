@@ -4,22 +4,46 @@
 
 #include <math.h>
 
-/* The experts of the k largest logits, largest first; ties go to the lowest expert. */
-static void top_k(int32_t *index /* [k] */, const float *logits /* [E] */, int64_t E, int64_t k) {
-    int64_t held = 0;
-    for (int64_t e = 0; e < E; e++) {
+/* Offers x[first .. first + count) to the k largest found, `held` so far, largest first; ties go to
+ * what was offered first. Returns how many are held then. */
+static int64_t offer(int32_t *index /* [k] */, int64_t held, int64_t k, const float *x,
+                     int64_t first, int64_t count) {
+    for (int64_t e = first; e < first + count; e++) {
         int64_t at = held;
-        while (at > 0 && logits[e] > logits[index[at - 1]]) at--;
+        while (at > 0 && x[e] > x[index[at - 1]]) at--;
         if (held < k) held++;
         for (int64_t j = held - 1; j > at; j--) index[j] = index[j - 1];
         if (at < k) index[at] = (int32_t)e;
     }
+    return held;
 }
 
-static void router_forward(tr_stream *s, const float *logits, const uint8_t *valid, float *prob,
-                           float *lse, int32_t *index, float *weight, int64_t N, int64_t E,
-                           int64_t k, bool renormalise) {
+/* Whether group g is among the best: fewer than `kept` are better, or as good and before it. */
+static bool is_kept(const tr_routing *how, const float *x, int64_t g) {
+    int64_t size = how->E / how->groups, better = 0;
+    float best[2];
+    for (int64_t other = 0; other < how->groups; other++) {
+        best[0] = best[1] = -INFINITY;
+        for (int64_t i = 0; i < size; i++) {
+            best[0] = fmaxf(best[0], x[g * size + i]);
+            best[1] = fmaxf(best[1], x[other * size + i]);
+        }
+        better += best[1] > best[0] || (best[1] == best[0] && other < g);
+    }
+    return better < how->kept;
+}
+
+static void choose(const tr_routing *how, int32_t *index, const float *x) {
+    int64_t size = how->E / how->groups, held = 0;
+    for (int64_t g = 0; g < how->groups; g++)
+        if (is_kept(how, x, g)) held = offer(index, held, how->k, x, g * size, size);
+}
+
+static void router_forward(tr_stream *s, const tr_routing *how, const float *logits,
+                           const uint8_t *valid, float *prob, float *lse, int32_t *index,
+                           float *weight, int64_t N) {
     (void)s;
+    int64_t E = how->E, k = how->k;
     for (int64_t n = 0; n < N; n++) {
         const float *x = logits + n * E;
         double max = -INFINITY, sum = 0, chosen = 0;
@@ -29,12 +53,12 @@ static void router_forward(tr_stream *s, const float *logits, const uint8_t *val
         lse[n] = (float)(max + log(sum));
         bool used = !valid || valid[n];
         int32_t *at = index + n * k;
-        if (used) top_k(at, x, E, k);
+        if (used) choose(how, at, x);
         for (int64_t j = 0; j < k && used; j++) chosen += (double)prob[n * E + at[j]];
         for (int64_t j = 0; j < k; j++) {
             if (!used) at[j] = -1;
             double p = used ? (double)prob[n * E + at[j]] : 0;
-            weight[n * k + j] = (float)(used && renormalise ? p / chosen : p);
+            weight[n * k + j] = (float)(used && how->renormalise ? p / chosen : p);
         }
     }
 }
@@ -63,12 +87,13 @@ static double chosen_grad(const float *dweight, const float *weight, double chos
     return ((double)dweight[j] - dot) / chosen;
 }
 
-static void router_backward(tr_stream *s, float *dlogits, const float *dweight, const float *prob,
-                            const float *lse, const int32_t *index, const float *weight,
-                            const uint8_t *valid, const float *prob_grad, const float *z_grad,
-                            int64_t first, int64_t rows, int64_t N, int64_t E, int64_t k,
-                            bool renormalise) {
+static void router_backward(tr_stream *s, const tr_routing *how, float *dlogits,
+                            const float *dweight, const float *prob, const float *lse,
+                            const int32_t *index, const float *weight, const uint8_t *valid,
+                            const float *prob_grad, const float *z_grad, int64_t first,
+                            int64_t rows, int64_t N) {
     (void)s;
+    int64_t E = how->E, k = how->k;
     for (int64_t n = 0; n < N; n++) {
         const float *p = prob + n * E;
         const int32_t *at = index + n * k;
@@ -85,8 +110,8 @@ static void router_backward(tr_stream *s, float *dlogits, const float *dweight, 
                 double dp = prob_grad ? (double)prob_grad[g * E + e] : 0;
                 for (int64_t j = 0; j < k && dweight; j++)
                     if (at[j] == e)
-                        dp +=
-                            chosen_grad(dweight + n * k, weight + n * k, chosen, j, k, renormalise);
+                        dp += chosen_grad(dweight + n * k, weight + n * k, chosen, j, k,
+                                          how->renormalise);
                 if (pass == 0) mean += (double)p[e] * dp;
                 if (pass == 0) continue;
                 double z = z_grad ? (double)z_grad[g] * (double)lse[n] : 0;

@@ -178,6 +178,7 @@ static tr_status derive(tr_config *config) {
         m->intermediate_size = m->moe_intermediate_size;
     }
     if (m->moe_intermediate_size == 0) m->moe_intermediate_size = m->intermediate_size;
+    if (m->topk_group == 0) m->topk_group = m->n_group;
     tr_schedule_kind schedule = config->parallel.schedule;
     if (!config->places[row_of("parallel.virtual_stages")])
         config->parallel.virtual_stages = 1 + takes_virtual_stages(schedule);
@@ -205,6 +206,25 @@ static tr_status check_attention(const tr_config *config) {
     return TR_OK;
 }
 
+static tr_status check_groups(const tr_config *config) {
+    const tr_model_config *m = &config->model;
+    char fits[256];
+    if (m->num_experts % m->n_group)
+        return refuse(config, "model.n_group", "does not divide num_experts %lld; use %s",
+                      (long long)m->num_experts, divisors(m->num_experts, fits, sizeof fits));
+    if (m->topk_group > m->n_group)
+        return refuse(config, "model.topk_group", "is more than n_group %lld; use 1 to %lld",
+                      (long long)m->n_group, (long long)m->n_group);
+    int64_t size = m->num_experts / m->n_group, there = m->topk_group * size;
+    if (m->num_experts_per_tok > there)
+        return refuse(config, "model.topk_group",
+                      "groups of num_experts / n_group = %lld have %lld experts, fewer than "
+                      "num_experts_per_tok %lld; use %lld or more here",
+                      (long long)size, (long long)there, (long long)m->num_experts_per_tok,
+                      (long long)((m->num_experts_per_tok + size - 1) / size));
+    return TR_OK;
+}
+
 static tr_status check_experts(const tr_config *config) {
     const tr_model_config *m = &config->model;
     if (m->num_experts == 0) {
@@ -212,12 +232,17 @@ static tr_status check_experts(const tr_config *config) {
             return refuse(config, "model.shared_expert_intermediate_size",
                           "asks for a shared expert where num_experts is 0; set num_experts, or 0 "
                           "here");
+        if (m->n_group > 1)
+            return refuse(config, "model.n_group",
+                          "asks for groups of experts where num_experts is 0; set num_experts, or "
+                          "1 here");
         return TR_OK;
     }
     if (m->num_experts_per_tok > m->num_experts)
         return refuse(config, "model.num_experts_per_tok",
                       "is more than num_experts %lld; use 1 to %lld", (long long)m->num_experts,
                       (long long)m->num_experts);
+    TR_TRY(check_groups(config));
     if (moe_layers(m) == 0)
         return refuse(config, "model.num_experts",
                       "has no layer to be in: first_k_dense_replace, decoder_sparse_step and "

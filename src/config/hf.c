@@ -35,9 +35,7 @@ static const struct {
     {"mlp_bias", "|null|false|", "biases of the feed-forward network"},
     {"hidden_act", "|null|\"silu\"|\"swish\"|", "an activation other than silu"},
     {"scoring_func", "|null|\"softmax\"|", "router scores other than softmax"},
-    {"topk_method", "|null|\"greedy\"|", "routing by groups or with a bias"},
-    {"n_group", "|null|0|1|", "routing by groups"},
-    {"topk_group", "|null|0|1|", "routing by groups"},
+    {"topk_method", "|null|\"greedy\"|\"group_limited_greedy\"|", "routing with a bias"},
     {"routed_scaling_factor", "|null|1|1.0|", "scaled expert outputs"},
     {"moe_layer_freq", "|null|1|", "experts in some layers by moe_layer_freq"},
     {"router_jitter_noise", "|null|0|0.0|", "noise in the router"},
@@ -219,6 +217,24 @@ static tr_status take_shared(tr_config *config, const json_t *hf, const char *pa
                      "n_shared_experts * moe_intermediate_size");
 }
 
+/* Groups count under the routing that asks for them, and not under greedy. */
+static tr_status take_groups(tr_config *config, const json_t *hf, const char *path) {
+    const char *method = json_string_value(json_object_get(hf, "topk_method"));
+    json_int_t groups = json_integer_value(json_object_get(hf, "n_group"));
+    bool given = config->places[tr_setting_find("model", "n_group")] != NULL;
+    if (!method && groups > 1 && !given) {
+        char where[1200], text[32];
+        snprintf(where, sizeof where, "%s: n_group", path);
+        snprintf(text, sizeof text, "%lld", (long long)groups);
+        return tr_refuse(where, text,
+                         "asks for groups of experts without a topk_method that chooses by them; "
+                         "set model.n_group and model.topk_group");
+    }
+    if (!method || strcmp(method, "group_limited_greedy")) return TR_OK;
+    TR_TRY(take(config, "n_group", json_object_get(hf, "n_group"), path, "n_group"));
+    return take(config, "topk_group", json_object_get(hf, "topk_group"), path, "topk_group");
+}
+
 /* ---- the whole ---- */
 
 static tr_status take_all(tr_config *config, const json_t *hf, const char *path) {
@@ -229,7 +245,8 @@ static tr_status take_all(tr_config *config, const json_t *hf, const char *path)
     TR_TRY(take_window(config, hf, path));
     for (int i = 0; i < tr_setting_count; i++) {
         const tr_setting *row = &tr_settings[i];
-        static const char not_theirs[] = "|from|init_from|rope_scaling|sliding_window|";
+        static const char not_theirs[] =
+            "|from|init_from|rope_scaling|sliding_window|n_group|topk_group|";
         char barred[80];
         snprintf(barred, sizeof barred, "|%s|", row->key);
         if (strcmp(row->section, "model") || strstr(not_theirs, barred)) continue;
@@ -239,6 +256,7 @@ static tr_status take_all(tr_config *config, const json_t *hf, const char *path)
         TR_TRY(take(config, aliases[i].setting, json_object_get(hf, aliases[i].key), path,
                     aliases[i].key));
     TR_TRY(take_shared(config, hf, path));
+    TR_TRY(take_groups(config, hf, path));
     if (json_is_true(json_object_get(hf, "seq_aux")))
         TR_TRY(take_text(config, "router_aux_loss_scope", "sequence", path, "seq_aux"));
     if (type && !strcmp(type, "qwen2_moe")) /* its own default, where the key is left out */

@@ -85,6 +85,14 @@ const tr_setting tr_settings[] = {
      .help = "Routed experts of a mixture-of-experts layer; 0: a dense model."},
     {KEY(model, num_experts_per_tok), TR_KIND_INT, .fallback = "2", .identity = true,
      WITHIN(1, MAX_COUNT), .help = "Experts each token is sent to."},
+    {KEY(model, n_group), TR_KIND_INT, .fallback = "1", .nullable = true, .identity = true,
+     WITHIN(1, MAX_COUNT),
+     .help = "Groups of experts, each of neighbours; divides num_experts. Aligned with ranks or "
+             "nodes, they limit how many of these a token goes to."},
+    {KEY(model, topk_group), TR_KIND_INT, .derived = "n_group", .nullable = true, .identity = true,
+     WITHIN(1, MAX_COUNT),
+     .help = "Groups a token chooses its experts from: those with the likeliest "
+             "experts."},
     {KEY(model, moe_intermediate_size), TR_KIND_INT, .derived = "intermediate_size",
      .nullable = true, .identity = true, WITHIN(1, MAX_WIDTH), .help = "Width inside an expert."},
     {KEY(model, shared_expert_intermediate_size), TR_KIND_INT, .fallback = "0", .nullable = true,

@@ -1,7 +1,8 @@
 /* router.c - scores tokens against experts, decides who goes where, and balances the load.
  * Floor: model.
  *
- * Softmax top-k routing (Shazeer et al. 2017; Mixtral, Qwen-MoE), auxiliary loss
+ * Softmax top-k routing (Shazeer et al. 2017; Mixtral, Qwen-MoE), within a token's best groups of
+ * experts where they are grouped (DeepSeek-V2), auxiliary loss
  * alpha*E*sum f_i P_i (Switch Transformer, Fedus et al. 2021, eq. 4, with f over k choices) and z
  * loss c*mean lse^2 (ST-MoE, Zoph et al. 2022, eq. 5). Balance is measured over the tokens of a
  * micro-batch (summed over the ranks that share it), of each sequence, or of the whole step; pads
@@ -153,6 +154,14 @@ static void show(const tr_moe_layer *l, const tr_pass *pass, const tr_saved *sav
     free(prob);
 }
 
+static tr_routing routing(const tr_model_config *m, bool renormalise) {
+    return (tr_routing){.E = m->num_experts,
+                        .k = m->num_experts_per_tok,
+                        .groups = m->n_group,
+                        .kept = m->topk_group,
+                        .renormalise = renormalise};
+}
+
 void tr_router_forward(const tr_moe_layer *l, const tr_pass *pass, tr_saved *saved, const void *x) {
     tr_env *c = pass->c;
     const tr_model_config *m = c->config;
@@ -166,12 +175,14 @@ void tr_router_forward(const tr_moe_layer *l, const tr_pass *pass, tr_saved *sav
     tr_linear(c, logits, TR_F32, x, tr_param_at(c, l->router), c->N_loc, 0);
     const int32_t *taken = index;
     if (m->expert_capacity_factor > 0) { /* capacity by score looks at weights as they came */
-        c->kernels->router_forward(c->stream, logits, pass->valid, prob, lse, index, score,
-                                   c->N_loc, E, k, false);
+        tr_routing plain = routing(m, false);
+        c->kernels->router_forward(c->stream, &plain, logits, pass->valid, prob, lse, index, score,
+                                   c->N_loc);
         taken = limit(c, index, score);
     }
-    c->kernels->router_forward(c->stream, logits, pass->valid, prob, lse, index, weight, c->N_loc,
-                               E, k, m->norm_topk_prob);
+    tr_routing how = routing(m, m->norm_topk_prob);
+    c->kernels->router_forward(c->stream, &how, logits, pass->valid, prob, lse, index, weight,
+                               c->N_loc);
     tr_exchange_plan(pass, saved, taken, weight);
     measure(l, pass, saved);
     if (c->watch && pass->training) show(l, pass, saved);
@@ -211,10 +222,11 @@ void tr_router_backward(const tr_moe_layer *l, const tr_pass *pass, const tr_sav
                     TR_TO_DEVICE);
     bool cast = c->t != TR_F32;
     float *dlogits = cast ? tr_scratch(c, c->N_loc * E, TR_F32) : tr_operand(pass, c->N_loc * E);
-    c->kernels->router_backward(
-        c->stream, dlogits, dweight, saved->t[TR_SAVED_PROB], saved->t[TR_SAVED_RLSE],
-        saved->t[TR_SAVED_INDEX], saved->t[TR_SAVED_WEIGHT], pass->valid, grads, grads + G * E,
-        c->first_row, c->N / G, c->N_loc, E, m->num_experts_per_tok, m->norm_topk_prob);
+    tr_routing how = routing(m, m->norm_topk_prob);
+    c->kernels->router_backward(c->stream, &how, dlogits, dweight, saved->t[TR_SAVED_PROB],
+                                saved->t[TR_SAVED_RLSE], saved->t[TR_SAVED_INDEX],
+                                saved->t[TR_SAVED_WEIGHT], pass->valid, grads, grads + G * E,
+                                c->first_row, c->N / G, c->N_loc);
     void *dlogits_t = dlogits;
     if (cast) {
         dlogits_t = tr_operand(pass, c->N_loc * E);

@@ -43,13 +43,13 @@ static int by_number(const void *a, const void *b) {
 
 static void watch(void *self, int64_t layer, const int32_t *index, const float *prob) {
     tr_routes *r = self;
-    int64_t E = r->job->config->model.num_experts;
+    const tr_model_config *m = &r->job->config->model;
     int64_t N = tr_batches_rows(r->batches);
     reserve(r, r->count + N);
     for (int64_t n = 0; n < N; n++, r->count++) {
         int32_t *chosen = r->chosen + r->count * r->k;
         r->place[r->count] = layer * r->tokens + tr_batches_token(r->batches, n);
-        r->gap[r->count] = (float)tr_routing_gap(prob + n * E, E, index + n * r->k, r->k);
+        r->gap[r->count] = (float)tr_routing_gap(m, prob + n * m->num_experts, index + n * r->k);
         memcpy(chosen, index + n * r->k, (size_t)r->k * sizeof *chosen);
         qsort(chosen, (size_t)r->k, sizeof *chosen, by_number);
     }

@@ -273,6 +273,23 @@ static double available_bytes(void) {
     return kib * 1024;
 }
 
+/* Routing by groups limits how many nodes a token goes to where no group lies on two. */
+static void warn_of_groups(const tr_job *job) {
+    const tr_model_config *m = &job->config->model;
+    const tr_comm *comm = job->grid->comm[TR_GROUP_EXPERT];
+    int64_t size = m->num_experts / m->n_group, parts = tr_comm_size(comm), across = 0;
+    for (int64_t g = 0; g < m->n_group; g++) {
+        int first = (int)tr_block_owner(m->num_experts, parts, g * size);
+        int last = (int)tr_block_owner(m->num_experts, parts, (g + 1) * size - 1);
+        across += tr_comm_node_of(comm, first) != tr_comm_node_of(comm, last);
+    }
+    if (across > 0 && m->topk_group < m->n_group)
+        tr_warn("%lld of n_group %lld groups of experts lie on several nodes, so a token may go to "
+                "more than topk_group %lld nodes; with as many groups as nodes, or a multiple, it "
+                "would not",
+                (long long)across, (long long)m->n_group, (long long)m->topk_group);
+}
+
 /* How experts are shared out and reached. */
 static void print_exchange(const tr_job *job) {
     const tr_config *c = job->config;
@@ -302,7 +319,10 @@ void tr_job_print_plan(const tr_job *job) {
         "grid       %d ranks: pipeline %d x data %d x context %d x tensor %d, expert %d of data x "
         "context",
         job->grid->at.world, g->pipeline, g->data, g->context, g->tensor, g->expert);
-    if (g->expert > 1) print_exchange(job);
+    if (g->expert > 1) {
+        print_exchange(job);
+        warn_of_groups(job);
+    }
     tr_say("device     %s, %d thread%s a rank, %s", job->device->name, job->threads,
            job->threads == 1 ? "" : "s", c->run.dtype == TR_F32 ? "float32" : "bfloat16");
     tr_say(

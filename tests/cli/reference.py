@@ -61,7 +61,7 @@ class Router:
         if self.frozen:
             chosen, keep = self.plan.pop(0)
         else:
-            chosen = np.argsort(-p, axis=-1, kind="stable")[:, :k]
+            chosen = np.argsort(-self.within_groups(p), axis=-1, kind="stable")[:, :k]
             keep = self.capacity(np.where(real[:, None], chosen, -1),
                                  np.take_along_axis(p, chosen, -1))
             self.plan.append((chosen, keep))
@@ -75,6 +75,15 @@ class Router:
             weights = [w[f"{prefix}.experts.{n}_proj.weight"][e] for n in ("gate", "up", "down")]
             out[rows] += weight[rows, slots, None] * swiglu(x[rows], *weights)
         return out
+
+    def within_groups(self, p):
+        """p, and -1 for experts outside the groups that have a token's likeliest experts."""
+        groups = self.m.get("n_group", 1)
+        best = p.reshape(len(p), groups, -1).max(-1)
+        kept = np.argsort(-best, axis=-1, kind="stable")[:, :self.m.get("topk_group", groups)]
+        mask = np.zeros((len(p), groups), bool)
+        np.put_along_axis(mask, kept, True, -1)
+        return np.where(np.repeat(mask, p.shape[1] // groups, axis=1), p, -1)
 
     def capacity(self, chosen, score):
         m, (S, k) = self.m, chosen.shape

@@ -110,6 +110,7 @@ VARIANTS = {  # what changes the mathematics must be the same on every grid too
     "capacity by probability": dict(expert_capacity_factor=0.6, expert_drop_policy="probability"),
     "aux per sequence": dict(router_aux_loss_scope="sequence"),
     "aux per global batch": dict(router_aux_loss_scope="global_batch"),
+    "groups of experts": dict(num_experts=12, num_experts_per_tok=3, n_group=4, topk_group=2),
     "tied embedding": dict(tie_word_embeddings=True),
     "window": dict(sliding_window=9),
     "pads": dict(),

@@ -19,6 +19,8 @@ VARIANTS = {
     "moe capacity by position": ("moe", dict(expert_capacity_factor=0.6)),
     "moe capacity by probability": ("moe", dict(expert_capacity_factor=0.7,
                                                 expert_drop_policy="probability")),
+    "moe in 2 of 4 groups": ("moe", dict(num_experts=12, num_experts_per_tok=4, n_group=4,
+                                         topk_group=2, router_aux_loss_coef=0.1)),
     "moe top 1 of 3, mixed layers": ("moe", dict(num_experts=3, num_experts_per_tok=1,
                                                  first_k_dense_replace=0, mlp_only_layers=[2],
                                                  shared_expert_intermediate_size=0)),

@@ -109,6 +109,25 @@ static void qwen2_moe(void **state) {
     tr_config_destroy(c);
 }
 
+static void groups_of_experts(void **state) {
+    (void)state;
+    static const char sizes[] =
+        "{\"vocab_size\": 256, \"hidden_size\": 32, \"intermediate_size\": 48, "
+        "\"num_hidden_layers\": 2, \"num_attention_heads\": 2, \"n_routed_experts\": 16, "
+        "\"num_experts_per_tok\": 2, \"n_group\": 8, \"topk_group\": 3, \"topk_method\": \"%s\"}";
+    char json[600];
+    snprintf(json, sizeof json, sizes, "group_limited_greedy");
+    tr_config *c = accepted(json, "");
+    assert_int_equal(c->model.n_group, 8);
+    assert_int_equal(c->model.topk_group, 3);
+    tr_config_destroy(c);
+    snprintf(json, sizeof json, sizes, "greedy"); /* which does not look at groups */
+    c = accepted(json, "");
+    assert_int_equal(c->model.n_group, 1);
+    assert_int_equal(c->model.topk_group, 1);
+    tr_config_destroy(c);
+}
+
 static void deepseek_moe(void **state) {
     (void)state;
     tr_config *c = accepted(
@@ -160,7 +179,8 @@ static void refused(void **state) {
         {"\"hidden_act\": \"gelu\"", {"hidden_act: value \"gelu\"", "silu"}},
         {"\"scoring_func\": \"sigmoid\"", {"scoring_func: value \"sigmoid\""}},
         {"\"q_lora_rank\": 1536", {"q_lora_rank: value 1536", "latent attention"}},
-        {"\"n_group\": 8", {"n_group: value 8"}},
+        {"\"n_group\": 8", {"n_group: value 8", "without a topk_method"}},
+        {"\"topk_method\": \"noaux_tc\"", {"topk_method", "routing with a bias"}},
         {"\"num_nextn_predict_layers\": 1", {"multi-token prediction"}},
         {"\"partial_rotary_factor\": 0.5", {"partial_rotary_factor: value 0.5"}},
         {"\"attention_dropout\": 0.1", {"attention_dropout"}},
@@ -210,13 +230,10 @@ static void broken_files(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(llama),
-        cmocka_unit_test(mixtral),
-        cmocka_unit_test(qwen2_moe),
-        cmocka_unit_test(deepseek_moe),
-        cmocka_unit_test(windows_and_rope),
-        cmocka_unit_test(refused),
-        cmocka_unit_test(broken_files),
+        cmocka_unit_test(llama),        cmocka_unit_test(mixtral),
+        cmocka_unit_test(qwen2_moe),    cmocka_unit_test(groups_of_experts),
+        cmocka_unit_test(deepseek_moe), cmocka_unit_test(windows_and_rope),
+        cmocka_unit_test(refused),      cmocka_unit_test(broken_files),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
 }

@@ -165,6 +165,16 @@ static void refused_pairs(void **state) {
         {{"model.num_experts=4", "parallel.expert=5"},
          "--set parallel.expert: value 5 is more ranks than num_experts 4 has experts; use 1 to 4"},
         {{"model.num_experts=4", "model.num_experts_per_tok=5"}, "value 5 is more than"},
+        {{"model.num_experts=8", "model.n_group=3"},
+         "--set model.n_group: value 3 does not divide num_experts 8; use 1, 2, 4 or 8"},
+        {{"model.num_experts=8", "model.n_group=4", "model.topk_group=5"},
+         "--set model.topk_group: value 5 is more than n_group 4; use 1 to 4"},
+        {{"model.num_experts=8", "model.n_group=4", "model.topk_group=1",
+          "model.num_experts_per_tok=4"},
+         "--set model.topk_group: value 1 groups of num_experts / n_group = 2 have 2 experts, "
+         "fewer "
+         "than num_experts_per_tok 4; use 2 or more here"},
+        {{"model.n_group=2"}, "asks for groups of experts where num_experts is 0"},
         {{"model.num_experts=4", "model.decoder_sparse_step=5"},
          "--set model.num_experts: value 4 has no layer"},
         {{"model.num_experts=4", "model.first_k_dense_replace=4"}, "has no layer"},

@@ -250,8 +250,9 @@ static void test_whole_way(kt_maker *m) {
         omp_set_num_threads(threads);
         kt_tensor *prob = kt_filled(m, TR_F32, N * E, NAN), *lse = kt_filled(m, TR_F32, N, NAN);
         kt_tensor *index = kt_filled(m, TR_I32, PAIRS, 0), *weight = kt_filled(m, TR_F32, PAIRS, 0);
-        m->k->router_forward(m->s, logits->data, NULL, prob->data, lse->data, index->data,
-                             weight->data, N, E, K, true);
+        tr_routing how = {.E = E, .k = K, .groups = 1, .kept = 1, .renormalise = true};
+        m->k->router_forward(m->s, &how, logits->data, NULL, prob->data, lse->data, index->data,
+                             weight->data, N);
         kt_tensor *offsets = kt_filled(m, TR_I64, E + 1, 0),
                   *row_of = kt_filled(m, TR_I32, PAIRS, 0);
         kt_tensor *pair_of = kt_filled(m, TR_I32, PAIRS, 0), *y = kt_filled(m, TR_F32, N * H, NAN);

@@ -6,7 +6,8 @@
 
 typedef struct {
     int64_t N, E, k, G;
-    int64_t first, rows; /* row n is row first + n of groups of `rows` */
+    int64_t first, rows;  /* row n is row first + n of groups of `rows` */
+    int64_t groups, kept; /* of experts; 0: one */
     bool renormalise;
     kt_tensor *logits, *valid, *prob, *lse, *index, *weight;
     kt_tensor *dweight, *prob_grad, *z_grad; /* the gradients that come from behind */
@@ -19,14 +20,54 @@ static void route_buffers(kt_maker *m, route *r) {
     r->weight = kt_filled(m, TR_F32, r->N * r->k, NAN);
 }
 
+static tr_routing how(const route *r) {
+    return (tr_routing){.E = r->E,
+                        .k = r->k,
+                        .groups = r->groups ? r->groups : 1,
+                        .kept = r->groups ? r->kept : 1,
+                        .renormalise = r->renormalise};
+}
+
 static void route_forward(kt_maker *m, route *r) {
-    m->k->router_forward(m->s, r->logits->data, r->valid ? r->valid->data : NULL, r->prob->data,
-                         r->lse->data, r->index->data, r->weight->data, r->N, r->E, r->k,
-                         r->renormalise);
+    tr_routing routing = how(r);
+    m->k->router_forward(m->s, &routing, r->logits->data, r->valid ? r->valid->data : NULL,
+                         r->prob->data, r->lse->data, r->index->data, r->weight->data, r->N);
 }
 
 static bool is_valid(const route *r, int64_t n) {
     return !r->valid || r->valid->value[n] != 0;
+}
+
+/* The best of experts [first, first + count), or -1: the lowest of equals, of those not in `taken`.
+ */
+static int64_t best_left(const double *x, int64_t first, int64_t count, const double *taken,
+                         int64_t ntaken) {
+    int64_t best = -1;
+    for (int64_t e = first; e < first + count; e++) {
+        bool left = true;
+        for (int64_t i = 0; i < ntaken; i++) left = left && taken[i] != (double)e;
+        if (left && (best < 0 || x[e] > x[best])) best = e;
+    }
+    return best;
+}
+
+/* Logits of row n with all but the best groups' out of reach; allocated. */
+static double *reachable(const route *r, int64_t n) {
+    tr_routing routing = how(r);
+    int64_t size = r->E / routing.groups;
+    double *best = doubles(routing.groups), *taken = doubles(routing.kept), *x = doubles(r->E);
+    for (int64_t g = 0; g < routing.groups; g++) {
+        const double *logits = r->logits->value + n * r->E;
+        best[g] = logits[best_left(logits, g * size, size, NULL, 0)];
+    }
+    for (int64_t e = 0; e < r->E; e++) x[e] = NAN;
+    for (int64_t i = 0; i < routing.kept; i++) {
+        int64_t g = best_left(best, 0, routing.groups, taken, i);
+        taken[i] = (double)g;
+        for (int64_t e = g * size; e < (g + 1) * size; e++) x[e] = r->logits->value[n * r->E + e];
+    }
+    free(best), free(taken);
+    return x;
 }
 
 /* Softmax, lse, the k largest by repeated search, their weights, of row n. */
@@ -38,16 +79,18 @@ static void want_route(const route *r, int64_t n, double *prob, double *lse, dou
     for (int64_t e = 0; e < r->E; e++) sum += exp(x[e] - max);
     for (int64_t e = 0; e < r->E; e++) prob[e] = exp(x[e] - max) / sum;
     *lse = max + log(sum);
+    double *near = reachable(r, n);
     for (int64_t j = 0; j < r->k; j++) {
         int64_t best = -1;
         for (int64_t e = 0; e < r->E; e++) {
-            bool taken = false;
+            bool taken = isnan(near[e]);
             for (int64_t i = 0; i < j; i++) taken |= index[i] == (double)e;
-            if (!taken && (best < 0 || x[e] > x[best])) best = e;
+            if (!taken && (best < 0 || near[e] > near[best])) best = e;
         }
         index[j] = (double)best;
         chosen += prob[best];
     }
+    free(near);
     for (int64_t j = 0; j < r->k; j++) {
         double p = prob[(int64_t)index[j]];
         weight[j] = !is_valid(r, n) ? 0 : r->renormalise ? p / chosen : p;
@@ -72,14 +115,20 @@ static void check_forward(kt_maker *m, route *r) {
 
 /* Sets up shapes: N, E, k; every third token invalid in odd shapes; few distinct values in some, so
  * that ties are met. */
-static const int64_t route_shapes[][3] = {{0, 4, 2},    {1, 1, 1},    {5, 2, 2},   {33, 7, 3},
-                                          {64, 8, 2},   {31, 16, 16}, {40, 17, 4}, {100, 64, 8},
-                                          {13, 130, 9}, {300, 257, 8}};
+static const int64_t route_shapes[][5] = {
+    /* N, E, k, groups, kept */
+    {0, 4, 2},          {1, 1, 1},          {5, 2, 2},
+    {33, 7, 3},         {64, 8, 2},         {31, 16, 16},
+    {40, 17, 4},        {100, 64, 8},       {13, 130, 9},
+    {300, 257, 8},      {50, 8, 2, 4, 2},   {51, 12, 4, 3, 1},
+    {200, 64, 6, 8, 3}, {40, 10, 3, 10, 3}, {17, 130, 20, 13, 2},
+    {20, 6, 6, 2, 2}};
 enum { ROUTE_SHAPES = sizeof route_shapes / sizeof *route_shapes };
 
 static route make_route(kt_maker *m, int shape, bool renormalise) {
     const int64_t *s = route_shapes[shape];
-    route r = {.N = s[0], .E = s[1], .k = s[2], .renormalise = renormalise};
+    route r = {.N = s[0], .E = s[1], .k = s[2], .groups = s[3], .kept = s[4]};
+    r.renormalise = renormalise;
     r.logits = shape % 3 == 2 ? kt_integers(m, TR_F32, r.N * r.E, -2, 3)
                               : kt_normal(m, TR_F32, r.N * r.E, 3);
     if (shape % 2) r.valid = kt_integers(m, TR_U8, r.N, 0, 2);
@@ -115,6 +164,14 @@ static void test_forward_numbers(kt_maker *m) {
     }
 }
 
+/* Property: groups by hand: with one of two groups, the best expert's; a tie goes to the lower. */
+static void test_groups(kt_maker *m) {
+    route r = {.N = 3, .E = 4, .k = 2, .groups = 2, .kept = 1, .renormalise = true};
+    r.logits = kt_from(m, TR_F32, 12, (double[]){2, -5, 1.5, 1.4, 0, 1, 3, -9, 4, 4, 4, 5 - 1});
+    check_forward(m, &r);
+    kt_check(m, r.index, (double[]){0, 1, 2, 3, 0, 1}, 0, "choices in one of two groups");
+}
+
 /* One group, even groups, or uneven parts of groups: the last one may have no row. */
 static void set_groups(route *r, int shape) {
     r->G = shape % 3 == 0 ? 1 : shape % 3 == 1 ? 5 : 3;
@@ -135,10 +192,11 @@ static void add_gradients(kt_maker *m, route *r) {
 
 static kt_tensor *route_backward(kt_maker *m, const route *r, bool with_weight) {
     kt_tensor *dlogits = kt_filled(m, TR_F32, r->N * r->E, NAN);
-    m->k->router_backward(m->s, dlogits->data, with_weight ? r->dweight->data : NULL, r->prob->data,
-                          r->lse->data, r->index->data, r->weight->data,
+    tr_routing routing = how(r);
+    m->k->router_backward(m->s, &routing, dlogits->data, with_weight ? r->dweight->data : NULL,
+                          r->prob->data, r->lse->data, r->index->data, r->weight->data,
                           r->valid ? r->valid->data : NULL, r->prob_grad->data, r->z_grad->data,
-                          r->first, r->rows, r->N, r->E, r->k, r->renormalise);
+                          r->first, r->rows, r->N);
     return dlogits;
 }
 
@@ -248,8 +306,8 @@ static void test_stats(kt_maker *m) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        KT_TEST(test_forward),     KT_TEST(test_forward_numbers), KT_TEST(test_backward),
-        KT_TEST(test_differences), KT_TEST(test_stats),
+        KT_TEST(test_forward),  KT_TEST(test_forward_numbers), KT_TEST(test_groups),
+        KT_TEST(test_backward), KT_TEST(test_differences),     KT_TEST(test_stats),
     };
     return cmocka_run_group_tests_name("router", tests, NULL, NULL);
 }
