@@ -104,7 +104,7 @@ def check_losses(got, want, flip):
 
 
 def test_uneven_experts_move_between_grids(lab):
-    """Ten experts over four ranks, by node: goes on to the same bytes there, and over three ranks to
+    """Ten experts over four ranks, by node, go on to the same bytes there, and over three ranks to
     what one rank computes."""
     more = dict(model=dict(num_experts=10), optimizer=CONSTANT, log=dict(routing=True))
     four = dict(expert=4, expert_exchange="hierarchical")
