@@ -97,8 +97,8 @@ class Hosts:
 
     @staticmethod
     def inside(pid, *words):
-        """Runs a program of the system in a host's network."""
-        call("nsenter", "-t", str(pid), "--net", *words)
+        """Runs a program of the system in a host's network; returns what it says."""
+        return call("nsenter", "-t", str(pid), "--net", *words)
 
     def write_agent(self):
         """What stands in for ssh: AGENT HOST COMMAND ..."""
