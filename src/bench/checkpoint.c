@@ -33,16 +33,19 @@ typedef struct {
 
 enum { RUNS = 3 * TR_SPACES };
 
+/* As many bytes as this rank's masters; of fp32 weights that are their own, in one run. */
+static char *masters(const tr_space *s) {
+    if (s->master || !s->weights) return (char *)s->master;
+    return (char *)s->weights + tr_comm_rank(s->comm) * s->shard_elems * 4;
+}
+
 /* Masters and moments of this rank; returns their bytes. */
 static int64_t list_runs(const disk *d, run runs[RUNS]) {
     const tr_registry *r = tr_model_registry(d->job->model);
     int64_t total = 0;
     for (int i = 0; i < TR_SPACES; i++) {
         const tr_space *s = &r->space[i];
-        /* of fp32 weights, which are their own masters, this rank's share lies in pieces */
-        char *weights = s->weights ? (char *)(s->weights) : NULL;
-        if (weights) weights += tr_comm_rank(s->comm) * s->shard_elems * 4;
-        char *arrays[] = {weights, (char *)s->m, (char *)s->v};
+        char *arrays[] = {masters(s), (char *)s->m, (char *)s->v};
         for (int k = 0; k < 3; k++) {
             runs[3 * i + k] = (run){arrays[k], s->shard_elems * 4};
             total += s->shard_elems * 4;
@@ -156,7 +159,7 @@ static void fill_moments(const disk *d) {
     for (int i = 0; i < TR_SPACES; i++) {
         const tr_space *s = &r->space[i];
         for (int k = 0; k < 2 && s->elems; k++)
-            r->device->copy(NULL, k ? s->v : s->m, s->weights, (size_t)s->shard_elems * 4,
+            r->device->copy(NULL, k ? s->v : s->m, masters(s), (size_t)s->shard_elems * 4,
                             TR_ON_DEVICE);
     }
 }

@@ -2,6 +2,7 @@
  * token. Floor: bench. */
 #include "bench/groups.h"
 #include "bench/rig.h"
+#include "model/unit.h"
 
 enum { EXPERTS = 8, CHOSEN = 2 };
 
@@ -23,7 +24,8 @@ static void open(layers *l, tr_lab *lab, tr_dtype t) {
     tr_env *c = &l->rig.env;
     tr_mlp_declare(&l->dense, c->registry, m, "dense", m->intermediate_size, 0);
     tr_moe_declare(&l->moe, c->registry, m, 0, 0, 0);
-    tr_registry_seal(c->registry, l->rig.grid, lab->config->parallel.bucket_elems, lab->device);
+    tr_registry_options options = {.zero = 1, .bucket_elems = lab->config->parallel.bucket_elems};
+    tr_registry_seal(c->registry, l->rig.grid, &options, lab->device);
     tr_registry_init(c->registry, 1);
     tr_registry_publish(c->registry);
     tr_arena_reset(lab->memory);

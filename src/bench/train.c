@@ -3,6 +3,7 @@
 #include "bench/groups.h"
 
 #include "base/rng.h"
+#include "model/gradient.h"
 #include "train/optimizer.h"
 
 #include <math.h>
@@ -33,7 +34,7 @@ static void step(void *self) {
     const tr_config *c = s->config;
     tr_registry *r = tr_model_registry(s->job->model);
     double squares = 0;
-    tr_model_begin_step(s->job->model, tr_comm_size(s->comm),
+    tr_model_begin_step(s->job->model, s->job->micro_batches * s->job->grid->at.shape.data,
                         1.0f / (float)(c->training.global_batch_size * s->T));
     tr_pipeline_train(s->job->pipeline, load, s);
     tr_gradients_reduce(r, s->job->grid, &squares);

@@ -79,6 +79,8 @@ typedef struct {
         tr_wire expert_exchange_dtype;
         tr_recompute recompute;
         int64_t bucket_elems; /* gradient bucket size */
+        int64_t zero;         /* stage */
+        bool overlap;
     } parallel;
     struct {
         tr_data_list train, validation;

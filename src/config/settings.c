@@ -156,6 +156,14 @@ const tr_setting tr_settings[] = {
      .help = "How much of the forward the backward computes again instead of storing it."},
     {KEY(parallel, bucket_elems), TR_KIND_INT, .fallback = "4194304", WITHIN(1, MAX_TOKENS),
      .help = "Gradient elements reduced at a time."},
+    {KEY(parallel, zero), TR_KIND_INT, .fallback = "1", WITHIN(1, 3),
+     .help =
+         "What data- and context-parallel ranks share out among them: 1 the optimizer's states, "
+         "2 gradients too (reduced in every micro-batch), 3 weights too (gathered for each "
+         "layer's forward and backward). Numbers and checkpoints stay the same."},
+    {KEY(parallel, overlap), TR_KIND_BOOL, .fallback = "true",
+     .help = "Whether gradients are reduced and weights gathered while the ranks compute; false "
+             "waits for each, to measure what that gains."},
 
     {KEY(data, train), TR_KIND_DATA, .fallback = "[]", .identity = true,
      .help = "Training files: llm.c .bin, Megatron .bin beside its .idx, anything else as bytes."},

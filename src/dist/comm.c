@@ -352,6 +352,10 @@ static void drive(tr_comm *comm) {
     TR_MPI(MPI_Iprobe(MPI_ANY_SOURCE, MPI_ANY_TAG, comm->mpi, &flag, MPI_STATUS_IGNORE));
 }
 
+void tr_comm_poll(tr_comm *comm) {
+    if (comm->runtime->first) drive(comm);
+}
+
 static void wait_begin(const char *what) {
     tr_watch_wait(true);
     tr_trace_wait_begin(what);

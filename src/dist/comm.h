@@ -46,6 +46,8 @@ void *tr_comm_mpi(tr_comm *comm); /* its MPI_Comm, for HDF5: *(MPI_Comm *)result
 /* Collective on comm. Zeroed memory, 4 KiB aligned, shared inside the node where possible. */
 void *tr_comm_alloc(tr_comm *comm, int64_t bytes);
 void tr_comm_free_memory(tr_comm *comm, void *memory); /* Collective. NULL-safe. */
+int64_t tr_comm_memory_bytes(int64_t bytes);     /* Local. What tr_comm_alloc takes for so many. */
+int64_t tr_comm_held_bytes(const tr_comm *comm); /* Local. What it has taken and not given back. */
 
 /* Point to point, matched by (peer, tag), tag < 1000, in order. bytes may be 0. */
 tr_request *tr_send_begin(tr_comm *comm, tr_stream *stream, int peer, int tag, const void *buffer,
@@ -81,6 +83,9 @@ void tr_end_asleep(tr_request *request);
 /* True when tr_end would not wait (and for NULL). Drives progress; call it between slices of
  * compute. */
 bool tr_test(tr_request *request);
+/* Local, never waits. A step for everything that is in flight in the process; costs little when
+ * nothing is. Nothing progresses by itself: computations call it between their parts. */
+void tr_comm_poll(tr_comm *comm);
 /* Waits until tr_end of one of them would not; which. NULL is none of them, and one is there. */
 int tr_wait_any(tr_request *const *requests, int count);
 

@@ -115,6 +115,17 @@ static bool create_shared(tr_comm *comm, tr_memory *memory) {
     return false;
 }
 
+int64_t tr_comm_memory_bytes(int64_t bytes) {
+    return bytes > 0 ? tr_round_up(bytes, 4096) : 4096;
+}
+
+int64_t tr_comm_held_bytes(const tr_comm *comm) {
+    int64_t bytes = 0;
+    for (const tr_memory *memory = comm->memories; memory; memory = memory->next)
+        bytes += memory->bytes;
+    return bytes;
+}
+
 tr_memory *tr_memory_create(tr_comm *comm, int64_t bytes) {
     int64_t range[2] = {bytes, -bytes};
     if (comm->size > 1) tr_end(tr_all_reduce_begin(comm, NULL, TR_MAX, TR_I64, range, 2));
@@ -123,7 +134,7 @@ tr_memory *tr_memory_create(tr_comm *comm, int64_t bytes) {
                  (long long)bytes, (long long)-range[1], (long long)range[0]);
     tr_memory *memory = calloc(1, sizeof *memory);
     if (!memory) tr_abort("no memory");
-    memory->bytes = bytes > 0 ? tr_round_up(bytes, 4096) : 4096;
+    memory->bytes = tr_comm_memory_bytes(bytes);
     bool shared = comm->may_share && tr_comm_get_switches()->shared && !comm->map_failed;
     if (!shared || !create_shared(comm, memory)) {
         comm->map_failed |= shared; /* once is enough */

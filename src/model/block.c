@@ -1,4 +1,5 @@
 /* block.c - a pre-norm decoder block. Floor: model. */
+#include "model/gradient.h"
 #include "model/layers.h"
 
 #include <stdio.h>

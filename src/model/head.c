@@ -3,6 +3,7 @@
  *
  * Tensor ranks norm their own rows, gather all of them, and make the logits of their part of the
  * vocabulary; three numbers a row cross (kernels.h: cross_entropy_part), never logits. */
+#include "model/gradient.h"
 #include "model/layers.h"
 
 enum { CHUNK_BYTES = 1 << 27 }; /* fp32 logits held at once */
@@ -37,6 +38,8 @@ static void chunk_backward(const tr_head_layer *h, const tr_env *c, const void *
                                            .ldc = H,
                                            .ab = c->t,
                                            .c = dnorm_t});
+    tr_breathe(c);
+    tr_gradient dw = tr_gradient_take(c->registry, w);
     c->kernels->gemm(c->stream, &(tr_gemm){.M = V,
                                            .N = H,
                                            .K = rows,
@@ -45,11 +48,12 @@ static void chunk_backward(const tr_head_layer *h, const tr_env *c, const void *
                                            .trans_a = true,
                                            .B = y,
                                            .ldb = H,
-                                           .C = w->grad,
+                                           .C = dw.at,
                                            .ldc = H,
                                            .ab = c->t,
                                            .c = TR_F32,
-                                           .beta = tr_gradient_beta(w)});
+                                           .beta = dw.beta});
+    tr_breathe(c);
 }
 
 /* Tokens of the largest part of the vocabulary. */

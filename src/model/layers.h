@@ -102,6 +102,7 @@ void tr_router_global_stats(tr_env *c, tr_saved **saved, int64_t count);
 /* --- a block: norm, attention, norm, feed-forward, each on a residual branch
  * ---------------------- */
 typedef struct {
+    int64_t unit; /* of its weights */
     int64_t norm1, norm2;
     tr_attention_layer attention;
     bool is_moe;

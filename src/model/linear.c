@@ -1,4 +1,5 @@
 /* linear.c - linear layers without bias. Floor: model. */
+#include "model/gradient.h"
 #include "model/pass.h"
 
 #include <math.h>
@@ -42,6 +43,7 @@ void tr_linear(const tr_env *c, void *y, tr_dtype y_t, const void *x, const tr_p
                                            .ab = c->t,
                                            .c = y_t,
                                            .beta = beta});
+    tr_breathe(c);
 }
 
 void tr_linear_input(const tr_env *c, void *dx, tr_dtype dx_t, const void *dy, const tr_param *w,
@@ -59,10 +61,12 @@ void tr_linear_input(const tr_env *c, void *dx, tr_dtype dx_t, const void *dy, c
                                            .ab = c->t,
                                            .c = dx_t,
                                            .beta = beta});
+    tr_breathe(c);
 }
 
 static void run_weight(const tr_env *c, const tr_weight_job *job) {
     int64_t out = job->w->box.extent[0], in = job->w->box.extent[1];
+    tr_gradient dw = tr_gradient_take(c->registry, job->w);
     c->kernels->gemm(c->stream, &(tr_gemm){.M = out,
                                            .N = in,
                                            .K = job->rows,
@@ -71,11 +75,12 @@ static void run_weight(const tr_env *c, const tr_weight_job *job) {
                                            .trans_a = true,
                                            .B = job->x,
                                            .ldb = in,
-                                           .C = job->w->grad,
+                                           .C = dw.at,
                                            .ldc = in,
                                            .ab = c->t,
                                            .c = TR_F32,
-                                           .beta = tr_gradient_beta(job->w)});
+                                           .beta = dw.beta});
+    tr_breathe(c);
 }
 
 void tr_linear_weight(const tr_pass *pass, tr_param *w, const void *dy, const void *x, int64_t N) {

@@ -2,6 +2,7 @@
  * counted. Floor: model. */
 #include "model/model.h"
 
+#include "model/gradient.h"
 #include "model/parts.h"
 
 #include <math.h>
@@ -45,17 +46,24 @@ static void declare(tr_model *model, const tr_model_config *m) {
                           .init = TR_INIT_ONES,
                           .stage = head_rank,
                           .copy_stage = -1};
+    int head_here = head_rank == model->env.grid->at.p;
+    model->embedding_unit = tr_registry_unit(
+        r, false, (model->env.grid->at.p == 0) + (head_here && m->tie_word_embeddings));
     model->embedding = tr_registry_add(r, &embedding);
     int64_t moe_index = 0;
     for (int64_t i = 0; i < m->num_hidden_layers; i++) {
         tr_block_layer elsewhere;
         tr_block_layer *here = layer_here(model, i);
         int rank = (int)tr_stage_rank(st, tr_stage_of_layer(st, m->num_hidden_layers, i));
+        int64_t unit = tr_registry_unit(r, true, 1);
         tr_block_declare(here ? here : &elsewhere, r, m, i, moe_index, rank);
+        if (here) here->unit = unit;
         moe_index += tr_config_layer_is_moe(m, i);
     }
+    model->head_units[0] = model->head_units[1] = tr_registry_unit(r, false, 1);
     model->head.norm = tr_registry_add(r, &norm);
     model->head.weight = model->embedding;
+    if (m->tie_word_embeddings) model->head_units[1] = model->embedding_unit;
     if (!m->tie_word_embeddings) {
         tr_param_decl head = embedding;
         strcpy(head.name, "lm_head.weight");
@@ -234,7 +242,7 @@ void tr_model_begin_step(tr_model *model, int64_t micro_batches, float loss_scal
     memset(c->sums.expert_load, 0,
            (size_t)(tr_model_moe_layers(m) * m->num_experts) * sizeof *c->sums.expert_load);
     c->device->zero(c->stream, c->loss_sum, sizeof *c->loss_sum);
-    tr_gradients_begin(c->registry);
+    tr_gradients_begin(c->registry, micro_batches / c->grid->at.shape.data);
 }
 
 void tr_model_sums_get(tr_model *model, tr_model_sums *sums) {

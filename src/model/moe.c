@@ -5,6 +5,7 @@
  * experts are split. With one rank there, rows go straight to the experts and nobody but the device
  * knows how many each gets; with more, rows travel (exchange.h) while the shared expert computes,
  * and what returns are sums over the experts of a rank. */
+#include "model/gradient.h"
 #include "model/layers.h"
 
 #include <stdio.h>
@@ -65,13 +66,16 @@ static void grouped(const tr_env *c, const tr_saved *saved, void *y, const void 
     c->kernels->grouped_gemm(c->stream, c->t, c->t, w->box.extent[0],
                              tr_stop_of_experts(saved)->offset, rows.max, x, w->weight, forward, y,
                              forward ? out : in, forward ? in : out, beta);
+    tr_breathe(c);
 }
 
 static void run_grouped_weight(const tr_env *c, const tr_weight_job *job) {
     tr_param *w = job->w;
+    tr_gradient dw = tr_gradient_take(c->registry, w);
     c->kernels->grouped_gemm_weight(c->stream, c->t, w->box.extent[0], job->offset, job->rows,
-                                    job->dy, job->x, w->grad, w->decl.shape[1], w->decl.shape[2],
-                                    tr_gradient_beta(w));
+                                    job->dy, job->x, dw.at, w->decl.shape[1], w->decl.shape[2],
+                                    dw.beta);
+    tr_breathe(c);
 }
 
 static void grouped_weight(const tr_pass *pass, const tr_saved *saved, int64_t weight,

@@ -1,5 +1,6 @@
 /* param.c - the registry of weights and its flat storage. Floor: model. */
-#include "model/param.h"
+#include "model/gradient.h"
+#include "model/unit.h"
 
 #include "base/rng.h"
 #include "dist/watch.h"
@@ -16,38 +17,68 @@ tr_registry *tr_registry_create(tr_dtype compute) {
     return r;
 }
 
+static size_t squares_bytes(const tr_registry *r) {
+    return (size_t)(r->nstretches + 1) * sizeof *r->squares;
+}
+
+static void free_floats(const tr_registry *r, float *array, int64_t elems) {
+    if (array)
+        r->device->allocator.free(r->device->allocator.self, array, (size_t)elems * sizeof(float));
+}
+
+static void space_free(tr_registry *r, tr_space *s) {
+    free(s->segments);
+    tr_berths_free(&s->weight_berths);
+    tr_berths_free(&s->grad_berths);
+    if (!r->device) return;
+    tr_comm_free_memory(s->comm, s->weights);
+    tr_comm_free_memory(s->comm, s->grads);
+    float *shards[] = {s->sums, s->master, s->m, s->v};
+    for (int i = 0; i < 4; i++) free_floats(r, shards[i], s->shard_elems);
+}
+
 void tr_registry_destroy(tr_registry *r) {
     if (!r) return;
-    for (int i = 0; i < TR_SPACES; i++) {
-        tr_space *s = &r->space[i];
-        free(s->segments);
-        free(s->requests);
-        if (!r->device) continue;
-        tr_allocator *a = &r->device->allocator;
-        size_t bytes = (size_t)s->shard_elems * sizeof(float);
-        tr_comm_free_memory(s->comm, s->weights);
-        tr_comm_free_memory(s->comm, s->grads);
-        if (s->master) a->free(a->self, s->master, bytes);
-        if (s->m) a->free(a->self, s->m, bytes);
-        if (s->v) a->free(a->self, s->v, bytes);
-    }
-    if (r->sum) r->device->allocator.free(r->device->allocator.self, r->sum, sizeof *r->sum);
+    tr_units_settle(r);
+    for (int i = 0; i < TR_SPACES; i++) space_free(r, &r->space[i]);
+    for (int64_t i = 0; i < r->nstretches; i++) free(r->stretches[i].gathering); /* and reducing */
+    if (r->squares)
+        r->device->allocator.free(r->device->allocator.self, r->squares, squares_bytes(r));
+    free(r->stretches);
+    free(r->units);
     free(r->params);
     free(r);
 }
 
+int64_t tr_registry_unit(tr_registry *r, bool layer, int64_t completions) {
+    if (r->nunits == r->units_capacity) {
+        r->units_capacity = r->units_capacity ? 2 * r->units_capacity : 16;
+        r->units = realloc(r->units, (size_t)r->units_capacity * sizeof *r->units);
+        if (!r->units) abort();
+    }
+    r->units[r->nunits] =
+        (tr_unit){.first_param = r->count, .layer = layer, .completions = completions};
+    return r->nunits++;
+}
+
 int64_t tr_registry_add(tr_registry *r, const tr_param_decl *decl) {
+    if (r->nunits == 0) tr_registry_unit(r, true, 1);
     if (r->count == r->capacity) {
         r->capacity = r->capacity ? 2 * r->capacity : 64;
         r->params = realloc(r->params, (size_t)r->capacity * sizeof *r->params);
         if (!r->params) abort();
     }
-    r->params[r->count] = (tr_param){.decl = *decl};
+    r->params[r->count] = (tr_param){.decl = *decl, .unit = r->nunits - 1, .stretch = -1};
+    r->units[r->nunits - 1].params++;
     return r->count++;
 }
 
+/* --- layout ------------------------------------------------------------------------------------
+ */
+
 static tr_space_id space_of(const tr_param_decl *d, const tr_grid_shape *shape) {
     if (d->copy_stage >= 0) return TR_SPACE_TIED;
+    if (d->ndim == 1 && d->split == TR_SPLIT_NONE) return TR_SPACE_VECTORS;
     if (d->split == TR_SPLIT_EXPERT) return TR_SPACE_EXPERT;
     if (d->split == TR_SPLIT_NONE || shape->tensor == 1) return TR_SPACE_WHOLE;
     return d->split == TR_SPLIT_HEADS && shape->head_copies > 1 ? TR_SPACE_HEADS : TR_SPACE_SPLIT;
@@ -79,85 +110,169 @@ static void place(tr_param *p, const tr_grid *grid) {
     p->elems_loc = here ? tr_box_elems(&p->box) : 0;
 }
 
-int64_t tr_space_piece(const tr_space *s, int64_t bucket) {
-    int64_t part = s->bucket_elems / tr_comm_size(s->comm);
-    return bucket * s->bucket_elems + tr_comm_rank(s->comm) * part;
+int64_t tr_stretch_piece(const tr_registry *r, const tr_stretch *t, int64_t b) {
+    return b * t->bucket_elems + tr_comm_rank(r->space[t->space].comm) * t->part;
 }
 
-/* Cuts the parameters of a space by the pieces this rank owns. */
-static void list_segments(tr_registry *r, tr_space *s, tr_space_id id) {
-    int64_t part = s->bucket_elems / tr_comm_size(s->comm), capacity = 0;
-    for (int64_t b = 0, i = 0; b < s->buckets; b++) {
-        int64_t first = tr_space_piece(s, b), last = first + part;
-        for (; i < r->count; i++) {
+static void add_segment(tr_space *s, int64_t *capacity, tr_segment segment) {
+    if (s->nsegments == *capacity) {
+        *capacity = *capacity ? 2 * *capacity : 64;
+        s->segments = realloc(s->segments, (size_t)*capacity * sizeof *s->segments);
+        if (!s->segments) abort();
+    }
+    s->segments[s->nsegments++] = segment;
+}
+
+/* Cuts the parameters of a stretch by the pieces this rank owns. */
+static void list_segments(tr_registry *r, tr_stretch *t, int64_t *capacity) {
+    tr_space *s = &r->space[t->space];
+    const tr_unit *u = &r->units[t->unit];
+    t->segment = s->nsegments;
+    for (int64_t b = 0, i = u->first_param; b < t->buckets; b++) {
+        int64_t first = t->offset + tr_stretch_piece(r, t, b), last = first + t->part;
+        int64_t bucket_end = t->offset + (b + 1) * t->bucket_elems;
+        for (; i < u->first_param + u->params; i++) {
             const tr_param *p = &r->params[i];
-            if (p->space != id || p->elems_loc == 0) continue;
-            if (p->offset >= (b + 1) * s->bucket_elems) break;
+            if (p->stretch != t - r->stretches) continue;
+            if (p->offset >= bucket_end) break;
             int64_t from = p->offset > first ? p->offset : first;
             int64_t end = p->offset + p->elems_loc, to = end < last ? end : last;
-            if (from < to) {
-                if (s->nsegments == capacity) {
-                    capacity = capacity ? 2 * capacity : 64;
-                    s->segments = realloc(s->segments, (size_t)capacity * sizeof *s->segments);
-                    if (!s->segments) abort();
-                }
-                s->segments[s->nsegments++] =
-                    (tr_segment){p, from - p->offset, to - from, from, b * part + (from - first)};
-            }
-            if (end > (b + 1) * s->bucket_elems) break; /* goes on in the next bucket */
+            if (from < to)
+                add_segment(s, capacity,
+                            (tr_segment){p, from - p->offset, to - from, from,
+                                         t->shard + b * t->part + (from - first)});
+            if (end > bucket_end) break; /* goes on in the next bucket */
         }
     }
+    t->nsegments = s->nsegments - t->segment;
+}
+
+/* What the unit has in the space, behind what is there already; false: nothing. */
+static bool lay_out(tr_registry *r, int64_t unit, tr_space_id id) {
+    const tr_unit *u = &r->units[unit];
+    tr_space *s = &r->space[id];
+    int64_t elems = 0, size = tr_comm_size(s->comm);
+    tr_stretch *t = &r->stretches[r->nstretches];
+    *t = (tr_stretch){.space = id,
+                      .unit = unit,
+                      .offset = s->elems,
+                      .shard = s->shard_elems,
+                      .weight_berth = -1,
+                      .grad_berth = -1};
+    for (int64_t i = u->first_param; i < u->first_param + u->params; i++) {
+        tr_param *p = &r->params[i];
+        if (p->space != id || p->elems_loc == 0) continue;
+        p->stretch = r->nstretches;
+        p->offset = s->elems + elems;
+        elems += tr_round_up(p->elems_loc, ALIGN_ELEMS);
+    }
+    if (elems == 0) return false;
+    t->buckets = tr_ceil_div(elems, r->options.bucket_elems);
+    t->bucket_elems = tr_round_up(tr_ceil_div(elems, t->buckets), ALIGN_ELEMS * size);
+    t->part = t->bucket_elems / size;
+    t->gathering = calloc((size_t)(2 * t->buckets), sizeof(tr_request *));
+    if (!t->gathering) abort();
+    t->reducing = t->gathering + t->buckets;
+    s->elems += t->buckets * t->bucket_elems;
+    s->shard_elems += t->buckets * t->part;
+    r->nstretches++;
+    return true;
+}
+
+static void lay_out_all(tr_registry *r) {
+    int64_t capacity[TR_SPACES] = {0};
+    r->stretches = calloc((size_t)(r->nunits * TR_SPACES) + 1, sizeof *r->stretches);
+    if (!r->stretches) abort();
+    for (int64_t k = 0; k < r->nunits; k++) {
+        tr_unit *u = &r->units[k];
+        u->first_stretch = r->nstretches;
+        for (int id = 0; id < TR_SPACES; id++) u->stretches += lay_out(r, k, (tr_space_id)id);
+    }
+    for (int64_t i = 0; i < r->nstretches; i++)
+        list_segments(r, &r->stretches[i], &capacity[r->stretches[i].space]);
+}
+
+/* Slots for a space's stretches: one for each that is worked on, and one for each under way. */
+static void plan_berths(const tr_registry *r, tr_space *s) {
+    int64_t layers = 0, layer = 0, other = 0;
+    for (int64_t i = 0; i < r->nstretches; i++) {
+        const tr_stretch *t = &r->stretches[i];
+        int64_t elems = t->buckets * t->bucket_elems;
+        if (&r->space[t->space] != s) continue;
+        layers += r->units[t->unit].layer;
+        int64_t *most = r->units[t->unit].layer ? &layer : &other;
+        if (elems > *most) *most = elems;
+    }
+    int way = r->options.overlap ? 2 : 1;
+    if (layers == 0) layers = other > 0; /* no layer, but a berth for all there is */
+    if (layer == 0) layer = other;
+    if (s->zero >= 2) tr_berths_plan(&s->grad_berths, way, layers, layer, other);
+    if (s->zero >= 3)
+        tr_berths_plan(&s->weight_berths, r->options.two_at_once ? 2 * way : way, layers, layer,
+                       other);
+}
+
+/* --- storage -----------------------------------------------------------------------------------
+ */
+
+static int64_t weight_elems(const tr_space *s) {
+    return s->zero >= 3 ? s->weight_berths.elems : s->elems;
+}
+static int64_t grad_elems(const tr_space *s) {
+    return s->zero >= 2 ? s->grad_berths.elems : s->elems;
+}
+static bool has_masters(const tr_registry *r, const tr_space *s) {
+    return r->t != TR_F32 || s->zero >= 3;
+}
+
+static float *shard_array(tr_registry *r, const tr_space *s) {
+    size_t bytes = (size_t)s->shard_elems * sizeof(float);
+    float *array = r->device->allocator.alloc(r->device->allocator.self, bytes);
+    if (!array) tr_abort("out of memory: %zu bytes of gradients or optimizer state", bytes);
+    r->device->zero(NULL, array, bytes);
+    return array;
 }
 
 static void allocate(tr_registry *r, tr_space *s) {
-    tr_allocator *a = &r->device->allocator;
-    size_t bytes = (size_t)s->shard_elems * sizeof(float);
-    s->weights = tr_comm_alloc(s->comm, s->elems * (int64_t)tr_dtype_bytes(r->t));
-    s->grads = tr_comm_alloc(s->comm, s->elems * (int64_t)sizeof(float));
-    s->requests = calloc((size_t)s->buckets, sizeof *s->requests);
-    if (!s->requests) abort();
-    float **arrays[] = {&s->m, &s->v, &s->master};
-    for (int i = 0; i < (r->t == TR_F32 ? 2 : 3); i++) {
-        *arrays[i] = a->alloc(a->self, bytes);
-        if (!*arrays[i]) tr_abort("out of memory: %zu bytes of optimizer state", bytes);
-        r->device->zero(NULL, *arrays[i], bytes);
-    }
+    s->weights = tr_comm_alloc(s->comm, weight_elems(s) * (int64_t)tr_dtype_bytes(r->t));
+    s->grads = tr_comm_alloc(s->comm, grad_elems(s) * (int64_t)sizeof(float));
+    s->m = shard_array(r, s);
+    s->v = shard_array(r, s);
+    if (s->zero >= 2) s->sums = shard_array(r, s);
+    if (has_masters(r, s)) s->master = shard_array(r, s);
 }
 
-void tr_registry_seal(tr_registry *r, const tr_grid *grid, int64_t bucket_elems,
+/* Where a parameter that is always there lies. */
+static void point(const tr_registry *r, tr_param *p) {
+    const tr_space *s = &r->space[p->space];
+    if (p->elems_loc == 0) return;
+    if (s->zero < 3) p->weight = (char *)s->weights + (size_t)p->offset * tr_dtype_bytes(r->t);
+    if (s->zero < 2) p->grad = s->grads + p->offset;
+}
+
+void tr_registry_seal(tr_registry *r, const tr_grid *grid, const tr_registry_options *options,
                       tr_device *device) {
-    static const tr_group group[TR_SPACES] = {[TR_SPACE_WHOLE] = TR_GROUP_STAGE,
-                                              [TR_SPACE_SPLIT] = TR_GROUP_REPLICA,
-                                              [TR_SPACE_HEADS] = TR_GROUP_HEAD_REPLICA,
-                                              [TR_SPACE_EXPERT] = TR_GROUP_EXPERT_REPLICA,
-                                              [TR_SPACE_TIED] = TR_GROUP_REPLICA};
-    r->device = device;
-    if (device) r->sum = device->allocator.alloc(device->allocator.self, sizeof *r->sum);
-    for (int i = 0; i < TR_SPACES; i++) r->space[i].comm = grid->comm[group[i]];
-    for (int64_t i = 0; i < r->count; i++) {
-        tr_param *p = &r->params[i];
-        place(p, grid);
-        p->offset = r->space[p->space].elems;
-        r->space[p->space].elems += tr_round_up(p->elems_loc, ALIGN_ELEMS);
-    }
+    static const tr_group group[TR_SPACES] = {
+        [TR_SPACE_VECTORS] = TR_GROUP_STAGE,         [TR_SPACE_WHOLE] = TR_GROUP_STAGE,
+        [TR_SPACE_SPLIT] = TR_GROUP_REPLICA,         [TR_SPACE_HEADS] = TR_GROUP_HEAD_REPLICA,
+        [TR_SPACE_EXPERT] = TR_GROUP_EXPERT_REPLICA, [TR_SPACE_TIED] = TR_GROUP_REPLICA};
+    r->options = *options;
     for (int i = 0; i < TR_SPACES; i++) {
         tr_space *s = &r->space[i];
-        if (s->elems == 0) continue;
-        int64_t unit = ALIGN_ELEMS * (int64_t)tr_comm_size(s->comm);
-        s->buckets = tr_ceil_div(s->elems, bucket_elems);
-        s->bucket_elems = tr_round_up(tr_ceil_div(s->elems, s->buckets), unit);
-        s->elems = s->buckets * s->bucket_elems;
-        s->shard_elems = s->elems / tr_comm_size(s->comm);
-        list_segments(r, s, (tr_space_id)i);
-        if (device) allocate(r, s);
+        s->comm = grid->comm[group[i]];
+        bool alone = tr_comm_size(s->comm) == 1 || i == TR_SPACE_VECTORS;
+        s->zero = alone ? 1 : options->zero;
     }
-    for (int64_t i = 0; device && i < r->count; i++) {
-        tr_param *p = &r->params[i];
-        if (p->elems_loc == 0) continue;
-        tr_space *s = &r->space[p->space];
-        p->weight = (char *)s->weights + (size_t)p->offset * tr_dtype_bytes(r->t);
-        p->grad = s->grads + p->offset;
-    }
+    for (int64_t i = 0; i < r->count; i++) place(&r->params[i], grid);
+    lay_out_all(r);
+    for (int i = 0; i < TR_SPACES; i++) plan_berths(r, &r->space[i]);
+    if (!device) return;
+    r->device = device;
+    for (int i = 0; i < TR_SPACES; i++)
+        if (r->space[i].elems > 0) allocate(r, &r->space[i]);
+    for (int64_t i = 0; i < r->count; i++) point(r, &r->params[i]);
+    r->squares = device->allocator.alloc(device->allocator.self, squares_bytes(r));
+    if (!r->squares) abort();
 }
 
 float *tr_segment_master(const tr_registry *r, const tr_segment *g) {
@@ -166,7 +281,14 @@ float *tr_segment_master(const tr_registry *r, const tr_segment *g) {
 }
 
 float *tr_segment_gradient(const tr_registry *r, const tr_segment *g) {
-    return r->space[g->param->space].grads + g->offset;
+    const tr_space *s = &r->space[g->param->space];
+    return s->sums ? s->sums + g->shard : s->grads + g->offset;
+}
+
+float *tr_stretch_gradient(const tr_registry *r, const tr_stretch *t, int64_t b) {
+    const tr_space *s = &r->space[t->space];
+    if (s->sums) return s->sums + t->shard + b * t->part;
+    return s->grads + t->offset + tr_stretch_piece(r, t, b);
 }
 
 static void init_segment(const tr_registry *r, const tr_segment *g, uint64_t seed) {
@@ -189,43 +311,6 @@ void tr_registry_init(tr_registry *r, uint64_t seed) {
             init_segment(r, &r->space[i].segments[k], seed);
 }
 
-void tr_registry_publish(tr_registry *r) {
-    for (int i = 0; i < TR_SPACES; i++) {
-        tr_space *s = &r->space[i];
-        int64_t part = s->buckets ? s->bucket_elems / tr_comm_size(s->comm) : 0;
-        size_t size = tr_dtype_bytes(r->t);
-        for (int64_t b = 0; b < s->buckets; b++) {
-            char *bucket = (char *)s->weights + (size_t)(b * s->bucket_elems) * size;
-            if (s->master)
-                r->device->kernels->cast(NULL, r->t,
-                                         (char *)s->weights + (size_t)tr_space_piece(s, b) * size,
-                                         TR_F32, s->master + b * part, part);
-            tr_end(tr_all_gather_begin(s->comm, NULL, r->t, bucket, part));
-        }
-    }
-}
-
-void tr_gradients_begin(tr_registry *r) {
-    for (int64_t i = 0; i < r->count; i++) r->params[i].fresh = r->params[i].elems_loc > 0;
-}
-
-float tr_gradient_beta(tr_param *p) {
-    float beta = p->fresh ? 0 : 1;
-    p->fresh = false;
-    return beta;
-}
-
-float *tr_gradient_sum(const tr_registry *r, tr_stream *stream, tr_param *p) {
-    if (tr_gradient_beta(p) == 0)
-        r->device->zero(stream, p->grad, (size_t)p->elems_loc * sizeof *p->grad);
-    return p->grad;
-}
-
-void tr_gradients_end(tr_registry *r, tr_stream *stream) {
-    for (int64_t i = 0; i < r->count; i++)
-        if (r->params[i].fresh) tr_gradient_sum(r, stream, &r->params[i]);
-}
-
 int64_t tr_registry_total(const tr_registry *r) {
     int64_t total = 0;
     for (int64_t i = 0; i < r->count; i++) total += r->params[i].elems;
@@ -233,9 +318,14 @@ int64_t tr_registry_total(const tr_registry *r) {
 }
 
 int64_t tr_registry_bytes(const tr_registry *r) {
-    int64_t bytes = 0, weight = (int64_t)tr_dtype_bytes(r->t);
-    for (int i = 0; i < TR_SPACES; i++)
-        bytes +=
-            r->space[i].elems * (weight + 4) + r->space[i].shard_elems * (r->t == TR_F32 ? 8 : 12);
+    int64_t bytes = (int64_t)squares_bytes(r);
+    for (int i = 0; i < TR_SPACES; i++) {
+        const tr_space *s = &r->space[i];
+        if (s->elems == 0) continue;
+        int64_t shards = 2 + (s->zero >= 2) + has_masters(r, s);
+        bytes += tr_comm_memory_bytes(weight_elems(s) * (int64_t)tr_dtype_bytes(r->t)) +
+                 tr_comm_memory_bytes(grad_elems(s) * (int64_t)sizeof(float)) +
+                 shards * s->shard_elems * (int64_t)sizeof(float);
+    }
     return bytes;
 }

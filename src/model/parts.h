@@ -27,8 +27,9 @@ struct tr_model {
     tr_stages stages;
     tr_chunk_layers *chunks; /* [stages.chunks] */
     int64_t most_layers;     /* of a chunk */
-    int64_t embedding;
+    int64_t embedding, embedding_unit;
     tr_head_layer head;
+    int64_t head_units[2];  /* of its norm and its weight */
     tr_arena *back_scratch; /* of a backward beside a forward */
     /* per shape */
     tr_arena *persistent;

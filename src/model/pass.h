@@ -63,6 +63,7 @@ typedef struct tr_weight_job {
     const void *dy, *x; /* device [rows,out], [rows,in] */
     int64_t rows;
     const int64_t *offset; /* of experts: their rows, on the device; else NULL */
+    int64_t unit;          /* of a job that says that a unit's gradients are complete */
 } tr_weight_job;
 
 typedef struct {
@@ -152,6 +153,11 @@ static inline bool tr_lost(const tr_saved *saved, tr_saved_id id) {
     return saved->t[id] == NULL;
 }
 
+/* Local. Between two products: transfers make progress. */
+static inline void tr_breathe(const tr_env *c) {
+    tr_comm_poll(c->grid->comm[TR_GROUP_WORLD]);
+}
+
 /* Local. Scratch memory for `elems` of type t. */
 static inline void *tr_scratch(const tr_env *c, int64_t elems, tr_dtype t) {
     return tr_arena_alloc(c->scratch, (size_t)elems * tr_dtype_bytes(t));
@@ -211,6 +217,8 @@ void tr_linear_weight(const tr_pass *pass, tr_param *w, const void *dy, const vo
  * multiply (saved.c knows them), and what these three give. Gradients of norms, embedding and head
  * are never queued. */
 void tr_weight_add(const tr_pass *pass, const tr_weight_job *job);
+/* Collective on the unit's groups. What has been added for a unit is all of this micro-batch. */
+void tr_weights_complete(const tr_pass *pass, int64_t unit);
 void tr_weights_drain(const tr_env *c, tr_weight_queue *queue);
 /* Local. Memory for an operand: scratch, or the micro-batch's. */
 void *tr_operand(const tr_pass *pass, int64_t elems);

@@ -1,6 +1,8 @@
 /* walk.c - micro-batches on their way through the blocks of a chunk. Floor: model. */
 #include "base/trace.h"
+#include "model/gradient.h"
 #include "model/parts.h"
+#include "model/unit.h"
 
 #include <stdlib.h>
 
@@ -42,6 +44,34 @@ static void embed_backward(const tr_model *model, const tr_slot *s) {
                                    c->config->hidden_size);
 }
 
+/* A unit's weights are here from now on; those of the next one begin to come, -1: none. */
+static void enter(const tr_model *model, int64_t unit, int64_t next) {
+    tr_unit_take(model->env.registry, unit);
+    tr_unit_expect(model->env.registry, next);
+}
+
+static void leave(const tr_model *model, int64_t unit) {
+    tr_unit_leave(model->env.registry, unit);
+}
+
+static void enter_head(const tr_model *model) {
+    enter(model, model->head_units[0], model->head_units[1]);
+    enter(model, model->head_units[1], -1);
+}
+
+static void leave_head(const tr_model *model) {
+    leave(model, model->head_units[0]);
+    leave(model, model->head_units[1]);
+}
+
+/* The unit of the chunk's block i; before the first there is none, after the last maybe the head.
+ */
+static int64_t unit_at(const tr_model *model, const tr_chunk_layers *chunk, int64_t i) {
+    if (i < 0 || i > chunk->layers.count) return -1;
+    if (i < chunk->layers.count) return chunk->blocks[i].unit;
+    return chunk->last ? model->head_units[1] : -1;
+}
+
 /* A forward or backward on its way through the blocks of a chunk. */
 typedef struct {
     tr_slot *s;
@@ -56,7 +86,11 @@ static walk forward_open(tr_model *model, int64_t index, int64_t slot, bool trai
     tr_arena_reset(s->kept);
     s->chunk = &model->chunks[index];
     s->waiting = training;
-    if (s->chunk->first) embed(model, s);
+    if (s->chunk->first) {
+        enter(model, model->embedding_unit, unit_at(model, s->chunk, 0));
+        embed(model, s);
+        leave(model, model->embedding_unit);
+    }
     return (walk){s, s->chunk, pass_of(&model->env, s, training), .x = s->input};
 }
 
@@ -68,13 +102,23 @@ static void forward_begin(const tr_model *model, walk *w, int64_t i) {
     tr_saved_restart(&model->env, saved, tr_block_width(block));
     saved->t[TR_SAVED_X] = w->x;
     w->x = last ? w->s->output : tr_arena_alloc(w->s->kept, bytes);
+    enter(model, block->unit, unit_at(model, w->chunk, i + 1));
     tr_block_forward_begin(&w->block, block, &w->pass, saved, w->x);
+}
+
+static void forward_end(const tr_model *model, walk *w) {
+    tr_block_forward_end(&w->block);
+    leave(model, w->block.block->unit);
 }
 
 static void forward_close(tr_model *model, walk *w) {
     if (!w->chunk->last) return;
     tr_trace_work_begin("head and loss", -1);
+    enter_head(model);
     tr_head_forward(&model->head, &w->pass, &w->s->head, w->x, w->s->label);
+    leave_head(model);
+    if (w->pass.training)
+        tr_gradients_made(model->env.registry, model->env.stream, model->head_units[1]);
     tr_trace_work_end();
 }
 
@@ -92,14 +136,24 @@ static int64_t from_end(const walk *w, int64_t i) {
     return w->chunk->layers.count - 1 - i;
 }
 
-static void backward_begin(walk *w, int64_t i) {
+static void backward_begin(const tr_model *model, walk *w, int64_t i) {
     int64_t at = from_end(w, i);
+    enter(model, w->chunk->blocks[at].unit, unit_at(model, w->chunk, at - 1));
     tr_block_backward_begin(&w->block, &w->chunk->blocks[at], &w->pass, &w->s->block[at],
                             w->s->gradient);
 }
 
+static void backward_end(const tr_model *model, walk *w) {
+    int64_t unit = w->block.block->unit;
+    tr_block_backward_end(&w->block);
+    leave(model, unit);
+    tr_weights_complete(&w->pass, unit);
+}
+
 static void backward_close(tr_model *model, walk *w) {
-    if (w->chunk->first) embed_backward(model, w->s);
+    if (!w->chunk->first) return;
+    embed_backward(model, w->s);
+    tr_gradients_made(model->env.registry, model->env.stream, model->embedding_unit);
 }
 
 static void mark(const walk *w, int64_t i) {
@@ -112,7 +166,7 @@ void tr_model_forward(tr_model *model, int64_t chunk, int64_t slot, bool trainin
         mark(&w, i);
         forward_begin(model, &w, i);
         tr_block_forward_middle(&w.block);
-        tr_block_forward_end(&w.block);
+        forward_end(model, &w);
         tr_trace_work_end();
     }
     forward_close(model, &w);
@@ -122,9 +176,9 @@ void tr_model_backward(tr_model *model, int64_t slot, bool split) {
     walk w = backward_open(model, &model->env, slot, split);
     for (int64_t i = 0; i < w.chunk->layers.count; i++) {
         mark(&w, from_end(&w, i));
-        backward_begin(&w, i);
+        backward_begin(model, &w, i);
         tr_block_backward_middle(&w.block);
-        tr_block_backward_end(&w.block);
+        backward_end(model, &w);
         tr_trace_work_end();
     }
     backward_close(model, &w);
@@ -141,19 +195,19 @@ static void forward_part(const tr_model *model, walk *w, int64_t i, part p) {
     else if (p == MIDDLE)
         tr_block_forward_middle(&w->block);
     else
-        tr_block_forward_end(&w->block);
+        forward_end(model, w);
     tr_trace_work_end();
 }
 
-static void backward_part(walk *w, int64_t i, part p) {
+static void backward_part(const tr_model *model, walk *w, int64_t i, part p) {
     if (i < 0 || i >= w->chunk->layers.count) return;
     mark(w, from_end(w, i));
     if (p == BEGIN)
-        backward_begin(w, i);
+        backward_begin(model, w, i);
     else if (p == MIDDLE)
         tr_block_backward_middle(&w->block);
     else
-        tr_block_backward_end(&w->block);
+        backward_end(model, w);
     tr_trace_work_end();
 }
 
@@ -165,10 +219,10 @@ void tr_model_forward_backward(tr_model *model, int64_t chunk, int64_t slot, int
     /* the rows of one travel while the other computes */
     for (int64_t i = 0; i < forwards || i <= backwards; i++) {
         forward_part(model, &f, i, BEGIN);
-        backward_part(&b, i - 1, END);
-        backward_part(&b, i, BEGIN);
+        backward_part(model, &b, i - 1, END);
+        backward_part(model, &b, i, BEGIN);
         forward_part(model, &f, i, MIDDLE);
-        backward_part(&b, i, MIDDLE);
+        backward_part(model, &b, i, MIDDLE);
         forward_part(model, &f, i, END);
     }
     forward_close(model, &f);
@@ -202,9 +256,11 @@ void tr_model_logits(tr_model *model, int64_t n, float *logits) {
     tr_slot *s = &model->slots[0];
     tr_pass pass = pass_of(c, s, false);
     tr_arena_mark mark = tr_arena_get_mark(c->scratch);
+    enter_head(model);
     float *device_logits = tr_head_logits(&model->head, &pass, s->output, n);
     c->device->copy(c->stream, logits, device_logits, (size_t)c->config->vocab_size * sizeof(float),
                     TR_TO_HOST);
     c->device->stream_wait(c->stream);
+    leave_head(model);
     tr_arena_release(c->scratch, mark);
 }

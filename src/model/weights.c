@@ -1,4 +1,5 @@
 /* weights.c - the queue of weight gradients. Floor: model. */
+#include "model/gradient.h"
 #include "model/pass.h"
 
 #include <stdlib.h>
@@ -15,6 +16,14 @@ void tr_weight_add(const tr_pass *pass, const tr_weight_job *job) {
         if (!q->jobs) abort();
     }
     q->jobs[q->count++] = *job;
+}
+
+static void complete(const tr_env *c, const tr_weight_job *job) {
+    tr_gradients_made(c->registry, c->stream, job->unit);
+}
+
+void tr_weights_complete(const tr_pass *pass, int64_t unit) {
+    tr_weight_add(pass, &(tr_weight_job){.run = complete, .unit = unit});
 }
 
 void tr_weights_drain(const tr_env *c, tr_weight_queue *q) {

@@ -4,6 +4,7 @@
 
 #include "base/log.h"
 #include "dist/watch.h"
+#include "model/unit.h"
 
 #include <math.h>
 #include <omp.h>
@@ -58,6 +59,13 @@ static int head_copies(const tr_config *config) {
     return heads < tensor ? (int)(tensor / heads) : 1;
 }
 
+static tr_registry_options registry_options(const tr_config *config) {
+    return (tr_registry_options){.zero = (int)config->parallel.zero,
+                                 .overlap = config->parallel.overlap,
+                                 .two_at_once = config->parallel.schedule == TR_SCHEDULE_DUALPIPE_V,
+                                 .bucket_elems = config->parallel.bucket_elems};
+}
+
 tr_status tr_job_create(const tr_config *config, tr_comm *world, bool plan_only, tr_job **job_p) {
     int64_t data;
     TR_TRY(tr_config_check_world(config, tr_comm_size(world), &data));
@@ -79,7 +87,8 @@ tr_status tr_job_create(const tr_config *config, tr_comm *world, bool plan_only,
     tr_watch_place(place);
     job->device = tr_device_cpu(NULL);
     job->model = tr_model_create(config, job->grid, job->device);
-    tr_registry_seal(tr_model_registry(job->model), job->grid, config->parallel.bucket_elems,
+    tr_registry_options options = registry_options(config);
+    tr_registry_seal(tr_model_registry(job->model), job->grid, &options,
                      plan_only ? NULL : job->device);
     job->config_text = tr_config_print(config);
     job->micro_batches =
@@ -200,6 +209,7 @@ static void inventory_free(inventory *v) {
 tr_status tr_job_save(tr_job *job) {
     char directory[4096];
     tr_job_checkpoint_directory(job->config, directory, sizeof directory);
+    tr_units_settle(tr_model_registry(job->model));
     inventory v = take_inventory(tr_model_registry(job->model), true);
     tr_progress_state state = job->at;
     state.config = job->config_text;
@@ -223,6 +233,7 @@ static void copy_tied(tr_job *job) {
 }
 
 tr_status tr_job_load(tr_job *job, const char *path, bool moments) {
+    tr_units_settle(tr_model_registry(job->model));
     inventory v = take_inventory(tr_model_registry(job->model), moments);
     tr_progress_state state = {0};
     tr_status status = tr_checkpoint_state(job->world, path, &state);
@@ -341,10 +352,11 @@ void tr_job_print_plan(const tr_job *job) {
                                                 c->data.sequence_length);
     tr_schedule_free(&schedule);
     int64_t parts = c->parallel.virtual_stages;
-    tr_say("memory     %.1f MiB a rank for weights, gradients and optimizer, about %.1f MiB for "
-           "%lld micro-batch%s%s",
-           (double)fixed / 1048576.0, (double)working / 1048576.0, (long long)slots,
-           slots == 1 ? "" : "es", parts > 1 ? ", each in one part of the rank's layers" : "");
+    tr_say("memory     %.1f MiB a rank for weights, gradients and optimizer (zero %lld), about "
+           "%.1f MiB for %lld micro-batch%s%s",
+           (double)fixed / 1048576.0, (long long)c->parallel.zero, (double)working / 1048576.0,
+           (long long)slots, slots == 1 ? "" : "es",
+           parts > 1 ? ", each in one part of the rank's layers" : "");
     double there = available_bytes() / tr_comm_node_size(job->world);
     if ((double)(fixed + working) > there)
         tr_warn("that is more than the %.1f MiB this machine has free for a rank; use more ranks, "

@@ -1,5 +1,4 @@
-/* optimizer.h - from local gradients to new weights on every rank: reduce, clip, AdamW, publish.
- * Floor: train. ZeRO stage 1 over the buckets of model/param.h. */
+/* optimizer.h - from reduced gradients to new weights: AdamW, bucket by bucket. Floor: train. */
 #pragma once
 #include "model/param.h"
 
@@ -8,11 +7,7 @@ typedef struct {
     int64_t update; /* 1-based: this update's number, skipped steps not counted */
 } tr_optimizer_step;
 
-/* Collective on the replica groups (and first with last stage for a tied embedding). Afterwards
- * this rank's shard of the gradients is the sum over its group. *sum_squares_p: of the parts this
- * rank counts; a sum over the world counts every parameter once. */
-void tr_gradients_reduce(tr_registry *registry, const tr_grid *grid, double *sum_squares_p);
-
-/* Collective likewise. AdamW on this rank's shard with gradients times grad_scale; then every rank
- * gets all weights of its spaces. */
+/* Collective on the groups of the registry's spaces, after tr_gradients_reduce. AdamW on this
+ * rank's shard with gradients times grad_scale; then the new weights begin to travel to all ranks.
+ */
 void tr_optimizer_update(tr_registry *registry, const tr_optimizer_step *step, double grad_scale);

@@ -2,6 +2,7 @@
 #include "train/step.h"
 
 #include "dist/watch.h"
+#include "model/gradient.h"
 #include "train/optimizer.h"
 
 #include <math.h>

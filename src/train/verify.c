@@ -2,6 +2,7 @@
 #include "train/verify.h"
 
 #include "base/log.h"
+#include "model/unit.h"
 #include "train/comparison.h"
 #include "train/gather.h"
 #include "train/rate.h"
