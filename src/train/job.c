@@ -352,10 +352,10 @@ void tr_job_print_plan(const tr_job *job) {
                                                 c->data.sequence_length);
     tr_schedule_free(&schedule);
     int64_t parts = c->parallel.virtual_stages;
-    tr_say("memory     %.1f MiB a rank for weights, gradients and optimizer (zero %lld), about "
-           "%.1f MiB for %lld micro-batch%s%s",
-           (double)fixed / 1048576.0, (long long)c->parallel.zero, (double)working / 1048576.0,
-           (long long)slots, slots == 1 ? "" : "es",
+    tr_say("memory     %.1f MiB a rank for weights, gradients and optimizer (zero %lld)",
+           (double)fixed / 1048576.0, (long long)c->parallel.zero);
+    tr_say("           about %.1f MiB for %lld micro-batch%s in flight%s",
+           (double)working / 1048576.0, (long long)slots, slots == 1 ? "" : "es",
            parts > 1 ? ", each in one part of the rank's layers" : "");
     double there = available_bytes() / tr_comm_node_size(job->world);
     if ((double)(fixed + working) > there)
