@@ -10,8 +10,11 @@ void tr_rig_open(tr_rig *rig, const tr_lab *lab, tr_comm *comm, tr_dtype t, int6
     int cp = tr_comm_size(comm);
     tr_device *device = lab->device;
     tr_env *c = &rig->env;
-    rig->grid = tr_grid_create(
-        comm, (tr_grid_shape){.pipeline = 1, .data = 1, .context = cp, .expert = 1, .tensor = 1});
+    rig->grid = tr_grid_create(comm, (tr_grid_shape){.pipeline = 1,
+                                                     .data = 1,
+                                                     .context = cp,
+                                                     .expert = rig->expert > 1 ? rig->expert : 1,
+                                                     .tensor = 1});
     *c = (tr_env){.config = &rig->config,
                   .grid = rig->grid,
                   .registry = tr_registry_create(t),
@@ -24,7 +27,7 @@ void tr_rig_open(tr_rig *rig, const tr_lab *lab, tr_comm *comm, tr_dtype t, int6
                   .loss_scale = 1};
     tr_env_shape(c, B, S);
     int64_t E = rig->config.num_experts;
-    if (E > 0) c->exchange = tr_exchange_create(rig->grid, device, E, TR_EXCHANGE_FLAT, t);
+    if (E > 0) c->exchange = tr_exchange_create(rig->grid, device, E, rig->exchange, t);
     rig->kept = tr_arena_create(&device->allocator, CHUNK);
     c->sums.expert_load = calloc((size_t)E + 1, sizeof *c->sums.expert_load);
     tr_saved_init(c, &rig->saved, E > 0, rig->config.intermediate_size);

@@ -4,7 +4,11 @@
 #include "model/layers.h"
 
 typedef struct {
-    tr_model_config config; /* set before tr_rig_open: the model's, or changed */
+    /* set before tr_rig_open */
+    tr_model_config config; /* the model's, or changed */
+    int expert;             /* ranks of an expert group; 0: 1 */
+    tr_exchange_kind exchange;
+    /* made by it */
     tr_env env;
     tr_grid *grid;
     tr_arena *kept;
@@ -14,7 +18,7 @@ typedef struct {
 } tr_rig;
 
 /* Collective on comm, which becomes one context group. B sequences of length S. *rig is zero but
- * for the config. */
+ * for what is set before. */
 void tr_rig_open(tr_rig *rig, const tr_lab *lab, tr_comm *comm, tr_dtype t, int64_t B, int64_t S);
 void tr_rig_close(tr_rig *rig); /* Collective on comm */
 /* Local. Before each forward: forgets what the last one saved. */

@@ -44,6 +44,13 @@ def heads_fit(tensor, queries, keys):
     return queries % tensor == 0 and (keys % tensor == 0 or tensor % keys == 0)
 
 
+def groups(d):
+    """(n_group, topk_group) that leave a token enough experts."""
+    E, k = d["model.num_experts"], d["model.num_experts_per_tok"]
+    return [(g, t) for g in (2, 3, 5) for t in (1, 2) if moe(d) and E % g == 0 and t < g
+            and k <= t * E // g]
+
+
 def grids():
     """(pipeline, data, context, tensor) of 2 to 8 ranks."""
     sizes = 1, 2, 3, 4
@@ -54,9 +61,10 @@ def grids():
 # Each row draws one or more settings: (names, choices). Choices are a list, or a function of what
 # has been drawn so far, which leaves out what the program would refuse; a value that stands twice
 # comes twice as often; None leaves the setting out. "data" and "micro_batches" are no settings:
-# ranks and global_batch_size follow from them.
+# ranks and global_batch_size follow from them; "node" is how many ranks are to pass for a node.
 AXES = [
     ("parallel.pipeline data parallel.context parallel.tensor", grids()),
+    ("node", [0, 0, 2, 3]),
     ("parallel.schedule", lambda d: ["1f1b", "gpipe", "interleaved", "zb_h1", "zb_v", "dualpipe_v"]
      if d["parallel.pipeline"] > 1 else ["1f1b", "gpipe"]),
     ("parallel.virtual_stages",
@@ -81,11 +89,13 @@ AXES = [
     ("model.initializer_range", [0.1]),
     ("model.tie_word_embeddings", [False, True]),
     ("model.sliding_window", [0, 0, 1, 9, 48]),
-    ("model.num_experts", [0, 3, 4, 6, 8]),
+    ("model.num_experts", [0, 3, 4, 6, 8, 10]),
     ("parallel.expert",
      lambda d: [n for n in (1, 2, 3, 4, 6, 8) if d["data"] * d["parallel.context"] % n == 0
-                and d["model.num_experts"] % n == 0] if moe(d) else [1]),
+                and n <= d["model.num_experts"]] if moe(d) else [1]),
+    ("parallel.expert_exchange", lambda d: ["flat", "hierarchical"] if moe(d) else [None]),
     ("model.num_experts_per_tok", lambda d: [1, 2, 3] if moe(d) else [None]),
+    ("model.n_group model.topk_group", lambda d: [(None, None), (None, None)] + groups(d)),
     ("model.moe_intermediate_size", lambda d: [24, 20] if moe(d) else [None]),
     ("model.shared_expert_intermediate_size", lambda d: [0, 16] if moe(d) else [None]),
     ("model.norm_topk_prob", lambda d: [True, False] if moe(d) else [None]),
@@ -142,7 +152,12 @@ def describe(drawn):
         text += f" {short}{size}" if size > 1 else ""
     text += f" {drawn['parallel.schedule']} m{drawn['micro_batches']}"
     text += f" L{drawn['model.num_hidden_layers']}"
-    return text + (f" E{drawn['model.num_experts']}" if moe(drawn) else " dense")
+    text += f" nodes of {drawn['node']}" if drawn["node"] else ""
+    if not moe(drawn):
+        return text + " dense"
+    by = " by node" if drawn["parallel.expert_exchange"] == "hierarchical" else ""
+    kept = drawn["model.topk_group"]
+    return text + f" E{drawn['model.num_experts']}{by}" + (f" groups {kept}" if kept else "")
 
 
 def refusal(done):
@@ -154,8 +169,9 @@ def compare(lab, drawn, change=None):
     """What was measured, in words, or None and why the program refuses the config. `change` alters
     the grid's settings alone, to see the comparison fail."""
     ranks, settings = ranks_of(drawn), sections(drawn)
+    env = {"TRIREME_NODE_RANKS": str(drawn["node"])} if drawn["node"] else {}
     many = lab.config("many", "dense", **settings)
-    done = lab.train(many, *(change or ()), ranks=ranks, code=None)
+    done = lab.train(many, *(change or ()), ranks=ranks, code=None, env=env)
     if done.returncode == 64:
         return None, refusal(done)
     assert done.returncode == 0, f"exit code {done.returncode}\n{done.stdout}\n{done.stderr}"
@@ -168,17 +184,19 @@ def compare(lab, drawn, change=None):
     check_rows(got[:1], want[:1], loss=2e-6, norm=5e-6, aux=2e-6)
     step1 = check_gradients(gradients(lab, "many", 1), gradients(lab, "one", 1))
     flip = first_flip(lab, "one", "many", ranks) if moe(drawn) else STEPS + 1
+    if drawn["model.expert_capacity_factor"] and drawn["model.expert_drop_policy"] == "probability":
+        flip = min(flip, 2)  # whom a full expert drops may be a near tie too, which no log tells
     worst = check_rows(got[:flip - 1], want[:flip - 1], loss=5e-6, norm=5e-6, aux=5e-6)
     check_rows(got[flip - 1:], want[flip - 1:], loss=1e-4, norm=1e-3, aux=2e-3)
     key = "validation_loss"
     assert relative(got[-1][key], want[-1][key]) <= (5e-6 if flip > STEPS else 1e-4), (got, want)
 
-    lab.train(many, *(change or ()), "run.name=again", "training.steps=6", ranks=ranks,
+    lab.train(many, *(change or ()), "run.name=again", "training.steps=6", ranks=ranks, env=env,
               resume=lab.checkpoint_path("one", 5))
     check_rows(lab.rows("again"), want[5:6], loss=2e-6, norm=5e-6, aux=2e-6)
     before = lab.tensors("one", 5, "optimizer/exp_avg")
     step6 = check_gradients(gradients(lab, "again", 6, before), gradients(lab, "one", 6, before))
-    verified = lab.run("verify", many, ranks=ranks, code=None)
+    verified = lab.run("verify", many, ranks=ranks, code=None, env=env)
     assert verified.returncode == 0, f"verify\n{verified.stdout}\n{verified.stderr}"
     text = f"gradients {step1[0]:.0e} {step6[0]:.0e}, loss {worst.get('loss', 0):.0e}"
     return text + (f", flip at step {flip}" if flip <= STEPS else ""), None

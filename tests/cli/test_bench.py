@@ -27,6 +27,8 @@ SCHEDULES = [(f"idle under {kind}", True) for kind in ("1f1b", "gpipe", "interle
                                                        "zb_v", "dualpipe_v")]
 PAIRS = [("data parallel", True), ("tensor parallel", True), ("sum of", True),
          ("ring attention", True)]
+BY_NODE = [("expert exchange by node", True), ("its messages between nodes", True),
+           ("their bytes", True)]
 
 
 def rows_of(text):
@@ -40,7 +42,7 @@ def check_rows(rows, expected):
         found = [rest for name, rest in rows.items() if name.startswith(start)]
         assert found, f"no row '{start}' among {sorted(rows)}"
         for rest in found:
-            assert re.search(r"\d+\.\d\d (GFLOP/s|GB/s|GB|MB|%)", rest), (start, rest)
+            assert re.search(r"\d+\.\d\d (GFLOP/s|GB/s|GB|MB|%|sent)", rest), (start, rest)
             assert bool(re.search(r"  (met|missed)$", rest)) == has_target, (start, rest)
 
 
@@ -52,8 +54,9 @@ def test_one_rank(lab):
     for start, _ in PAIRS + SCHEDULES:
         skipped = [rest for name, rest in rows.items() if name.startswith(start)]
         assert len(skipped) == 1 and "skipped: needs 2 ranks" in skipped[0], (start, skipped)
+    assert "skipped: needs several nodes" in text
     met, missed = (len(re.findall(rf"  {word}$", text, re.M)) for word in ("met", "missed"))
-    assert text.endswith(f"{met} targets met, {missed} missed, 10 rows skipped\n")
+    assert text.endswith(f"{met} targets met, {missed} missed, 11 rows skipped\n")
     assert sorted(p.name for p in lab.path.iterdir()) == before
 
 
@@ -63,6 +66,14 @@ def test_two_ranks(lab):
     check_rows(rows_of(lab.run("bench", "train", *SETS, ranks=2).stdout),
                TRAIN + PAIRS[:2] + SCHEDULES)
     assert sorted(p.name for p in lab.path.iterdir()) == before
+
+
+def test_four_ranks_on_two_nodes(lab):
+    text = lab.run("bench", "comm", *SETS, ranks=4, env={"TRIREME_NODE_RANKS": "2"}).stdout
+    rows = rows_of(text)
+    check_rows(rows, BY_NODE)
+    assert "met" in rows["its messages between nodes; base flat"]
+    assert "met" in rows["their bytes; base flat"]
 
 
 @pytest.mark.parametrize("words, code, text", [

@@ -120,9 +120,11 @@ VARIANTS = {  # what changes the mathematics must be the same on every grid too
 # widths that 3 does not divide; its ranks' rows begin and end inside sequences
 ODD = dict(num_attention_heads=6, num_key_value_heads=3, head_dim=8, intermediate_size=47,
            shared_expert_intermediate_size=17, vocab_size=259)
+UNEVEN = dict(num_experts=10, num_experts_per_tok=3)
 VARIANT_GRIDS = {
     "pp2 x dp2 x cp2, ep2": (8, {}, dict(pipeline=2, context=2, expert=2)),
     "cp2 x tp3, ep2": (6, ODD, dict(context=2, expert=2, tensor=3)),
+    "dp2 x cp2, ep4 of 10": (4, UNEVEN, dict(context=2, expert=4)),
 }
 
 
@@ -173,6 +175,15 @@ def test_bfloat16_is_near(lab, kind):
     check_rows(lab.rows("many"), lab.rows("one"), loss=2e-3, norm=2e-2, aux=2e-2)
 
 
+def test_bfloat16_on_the_way_is_near(lab):
+    """Rows that travel as bfloat16 change a float32 run, by their rounding."""
+    for name, wire in (("same", "same"), ("wire", "bfloat16")):
+        lab.train(lab.config(name, "moe", parallel=dict(expert=4, expert_exchange_dtype=wire)),
+                  ranks=4)
+    check_rows(lab.rows("wire"), lab.rows("same"), loss=1e-4, norm=1e-3, aux=2e-3)
+    assert lab.rows("wire")[0]["loss"] != lab.rows("same")[0]["loss"]
+
+
 @pytest.mark.parametrize("m", [1, 2, 3, 5])
 def test_fewer_micro_batches_than_stages(lab, m):
     more = dict(training=dict(steps=2, global_batch_size=m), checkpoint=dict(every=1))
@@ -193,12 +204,15 @@ def test_recompute_changes_nothing(lab, recompute, grid):
 
 
 @pytest.mark.parametrize("grid", [dict(pipeline=2, context=2, expert=2),
-                                  dict(pipeline=2, tensor=2, expert=2)])
+                                  dict(pipeline=2, tensor=2, expert=2),
+                                  dict(expert=8, **BY_NODE)])
 def test_synchronous_sends_and_small_messages(lab, grid):
     """Nothing deadlocks or changes when every send waits for its receive, or travels in pieces."""
+    node = {"TRIREME_NODE_RANKS": "4"} if "expert_exchange" in grid else {}
     for name, env in (("plain", {}), ("synchronous", {"TRIREME_SYNCHRONOUS": "1"}),
                       ("pieces", {"TRIREME_CHUNK_LIMIT": "1000"})):
-        lab.train(lab.config(name, "moe", parallel=grid, training=dict(steps=3)), ranks=8, env=env)
+        lab.train(lab.config(name, "moe", parallel=grid, training=dict(steps=3),
+                             model=dict(num_experts=10)), ranks=8, env={**node, **env})
     assert lab.rows("plain") == lab.rows("synchronous") == lab.rows("pieces")
 
 

@@ -16,6 +16,9 @@ GRIDS = {  # name: (kind, ranks, parallel settings, more sections)
         model=dict(num_hidden_layers=10, decoder_sparse_step=2))),
     "pp2 x dp2 x cp2, ep4": ("moe", 8, dict(pipeline=2, context=2, expert=4), dict(
         model=dict(expert_capacity_factor=0.7, router_aux_loss_scope="sequence"))),
+    "ep4 of 10, capacity, bfloat16 on the way": (
+        "moe", 4, dict(expert=4, expert_exchange_dtype="bfloat16"),
+        dict(model=dict(num_experts=10, expert_capacity_factor=0.7))),
     "aux per global batch": ("moe", 4, dict(pipeline=2, expert=2, schedule="gpipe"), dict(
         model=dict(router_aux_loss_scope="global_batch"), data=dict(pad_id=0))),
 }
