@@ -14,7 +14,8 @@ void tr_rig_open(tr_rig *rig, const tr_lab *lab, tr_comm *comm, tr_dtype t, int6
                                                      .data = 1,
                                                      .context = cp,
                                                      .expert = rig->expert > 1 ? rig->expert : 1,
-                                                     .tensor = 1});
+                                                     .tensor = 1,
+                                                     .context_heads = rig->context_heads});
     *c = (tr_env){.config = &rig->config,
                   .grid = rig->grid,
                   .registry = tr_registry_create(t),
@@ -29,6 +30,8 @@ void tr_rig_open(tr_rig *rig, const tr_lab *lab, tr_comm *comm, tr_dtype t, int6
     int64_t E = rig->config.num_experts;
     if (E > 0) c->exchange = tr_exchange_create(rig->grid, device, E, rig->exchange, t);
     rig->kept = tr_arena_create(&device->allocator, CHUNK);
+    rig->fixed = tr_arena_create(&device->allocator, CHUNK);
+    tr_heads_open(c, rig->fixed);
     c->sums.expert_load = calloc((size_t)E + 1, sizeof *c->sums.expert_load);
     tr_saved_init(c, &rig->saved, E > 0, rig->config.intermediate_size);
     rig->valid = device->allocator.alloc(device->allocator.self, (size_t)c->N + 1);
@@ -52,6 +55,8 @@ void tr_rig_close(tr_rig *rig) {
     c->device->allocator.free(c->device->allocator.self, rig->valid, (size_t)c->N + 1);
     tr_registry_destroy(c->registry);
     tr_arena_destroy(c->scratch);
+    tr_heads_close(c);
+    tr_arena_destroy(rig->fixed);
     tr_arena_destroy(rig->kept);
     c->device->stream_destroy(c->stream);
     tr_saved_fini(&rig->saved);

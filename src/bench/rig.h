@@ -6,12 +6,13 @@
 typedef struct {
     /* set before tr_rig_open */
     tr_model_config config; /* the model's, or changed */
+    int context_heads;      /* ranks that exchange heads; 0 is 1 */
     int expert;             /* ranks of an expert group; 0: 1 */
     tr_exchange_kind exchange;
     /* made by it */
     tr_env env;
     tr_grid *grid;
-    tr_arena *kept;
+    tr_arena *fixed, *kept;
     tr_saved saved;
     tr_pass pass;
     uint8_t *valid; /* device [N], all 1 */

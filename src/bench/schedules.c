@@ -33,7 +33,7 @@ typedef struct {
 static void load(void *self, int64_t i, tr_micro_batch *batch) {
     const pipeline_job *j = self;
     (void)i;
-    *batch = (tr_micro_batch){j->token, j->token, j->valid};
+    *batch = (tr_micro_batch){.token = j->token, .label = j->token, .valid = j->valid};
 }
 
 static void watch(void *self, const tr_action *a, double begin, double end) {

@@ -25,7 +25,7 @@ typedef struct {
 static void load(void *self, int64_t i, tr_micro_batch *batch) {
     const stepper *s = self;
     (void)i;
-    *batch = (tr_micro_batch){s->token, s->label, s->valid};
+    *batch = (tr_micro_batch){.token = s->token, .label = s->label, .valid = s->valid};
 }
 
 /* What the trainer does between reading samples and writing metrics. */

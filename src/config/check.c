@@ -68,9 +68,9 @@ static const char *near_multiples(int64_t value, int64_t unit, char *out, size_t
 
 /* Whether every tensor rank has whole query heads, and key/value heads of its own or one that its
  * neighbours have too. */
-static bool heads_fit(const tr_model_config *m, int64_t tensor) {
+static bool heads_fit(const tr_model_config *m, int64_t ranks) {
     int64_t kv = m->num_key_value_heads;
-    return m->num_attention_heads % tensor == 0 && (kv % tensor == 0 || tensor % kv == 0);
+    return m->num_attention_heads % ranks == 0 && (kv % ranks == 0 || ranks % kv == 0);
 }
 
 /* "1, 2, 4 or 8": the divisors of n up to `most`, the largest few where there are many; with a
@@ -200,9 +200,16 @@ static tr_status check_attention(const tr_config *config) {
         return refuse(config, "model.head_dim",
                       "is odd, and the rotary embedding turns pairs; use %lld or %lld",
                       (long long)m->head_dim - 1, (long long)m->head_dim + 1);
-    if (config->data.pad_id >= m->vocab_size)
-        return refuse(config, "data.pad_id", "is no token of a vocabulary of %lld; use -1 to %lld",
-                      (long long)m->vocab_size, (long long)m->vocab_size - 1);
+    const char *const tokens[] = {"data.pad_id", "data.end_of_document"};
+    const int64_t values[] = {config->data.pad_id, config->data.end_of_document};
+    for (int i = 0; i < 2; i++)
+        if (values[i] >= m->vocab_size)
+            return refuse(config, tokens[i], "is no token of a vocabulary of %lld; use -1 to %lld",
+                          (long long)m->vocab_size, (long long)m->vocab_size - 1);
+    if (config->data.reset_position_ids && !config->data.document_mask)
+        return refuse(config, "data.reset_position_ids",
+                      "starts positions again where documents begin, which only document_mask "
+                      "knows; set data.document_mask to true, or false here");
     return TR_OK;
 }
 
@@ -287,10 +294,10 @@ static tr_status check_virtual_stages(const tr_config *config) {
     return status;
 }
 
-static tr_status check_tensor(const tr_config *config) {
+static tr_status check_heads(const tr_config *config) {
     const tr_model_config *m = &config->model;
-    int64_t tensor = config->parallel.tensor, micro = config->training.micro_batch_size;
-    int64_t length = config->data.sequence_length / config->parallel.context;
+    int64_t tensor = config->parallel.tensor, context = config->parallel.context;
+    tr_model_config own = *m; /* a tensor rank's heads */
     char fits[256];
     if (!heads_fit(m, tensor))
         return refuse(
@@ -299,6 +306,32 @@ static tr_status check_tensor(const tr_config *config) {
             "or be a multiple of it; use %s",
             (long long)m->num_attention_heads, (long long)m->num_key_value_heads,
             divisors_for(m, m->num_attention_heads, m->num_attention_heads, fits, sizeof fits));
+    own.num_attention_heads /= tensor;
+    own.num_key_value_heads = tensor < m->num_key_value_heads ? m->num_key_value_heads / tensor : 1;
+    int64_t heads = config->parallel.context_heads;
+    if (context % heads || !heads_fit(&own, heads))
+        return refuse(config, "parallel.context_heads",
+                      "must divide context %lld and the %lld query heads of a rank, and divide its "
+                      "%lld key/value heads or be a multiple of them; use %s",
+                      (long long)context, (long long)own.num_attention_heads,
+                      (long long)own.num_key_value_heads,
+                      divisors_for(&own, context, context, fits, sizeof fits));
+    return TR_OK;
+}
+
+/* How a sequence and the rows of a micro-batch are cut (model/sequence.h, model/tensor.c). */
+static tr_status check_rows(const tr_config *config) {
+    int64_t length = config->data.sequence_length, context = config->parallel.context;
+    int64_t heads = config->parallel.context_heads;
+    int64_t tensor = config->parallel.tensor, micro = config->training.micro_batch_size;
+    int64_t halves = heads % 2 && heads < context ? 2 : 1; /* a ring's rank has two chunks */
+    char fits[256];
+    if (length % (halves * context))
+        return refuse(config, "data.sequence_length",
+                      "is not a multiple of %scontext %lld = %lld; use %s",
+                      halves > 1 ? "2 * " : "", (long long)context, (long long)(halves * context),
+                      near_multiples(length, halves * context, fits, sizeof fits));
+    length /= context;
     if (micro * length % tensor)
         return refuse(
             config, "training.micro_batch_size",
@@ -311,19 +344,13 @@ static tr_status check_tensor(const tr_config *config) {
 
 static tr_status check_parallel(const tr_config *config) {
     const tr_model_config *m = &config->model;
-    int64_t length = config->data.sequence_length, context = config->parallel.context;
-    char fits[256];
     if (config->parallel.pipeline > m->num_hidden_layers)
         return refuse(config, "parallel.pipeline",
                       "is more stages than num_hidden_layers %lld; use 1 to %lld",
                       (long long)m->num_hidden_layers, (long long)m->num_hidden_layers);
     TR_TRY(check_virtual_stages(config));
-    if (context > 1 && length % (2 * context))
-        return refuse(config, "data.sequence_length",
-                      "is not a multiple of 2 * context %lld = %lld; use %s", (long long)context,
-                      (long long)(2 * context),
-                      near_multiples(length, 2 * context, fits, sizeof fits));
-    TR_TRY(check_tensor(config));
+    TR_TRY(check_heads(config));
+    TR_TRY(check_rows(config));
     if (config->parallel.expert > 1 && m->num_experts == 0)
         return refuse(config, "parallel.expert",
                       "shares experts among ranks where num_experts is 0; use 1");

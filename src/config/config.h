@@ -73,6 +73,7 @@ typedef struct {
     tr_model_config model;
     struct {
         int64_t pipeline, context, expert, tensor;
+        int64_t context_heads; /* context ranks that exchange heads; the others form rings */
         tr_schedule_kind schedule;
         int64_t virtual_stages; /* of a pipeline rank */
         tr_exchange_kind expert_exchange;
@@ -88,6 +89,9 @@ typedef struct {
         int64_t pad_id;         /* -1: none. Pads are neither predicted, routed nor counted */
         double bytes_per_token; /* for bits per byte */
         bool mask; /* FILE.mask beside each data file: one byte a token, 0 = not predicted */
+        bool document_mask;      /* attention stays inside a document */
+        int64_t end_of_document; /* its last token; -1: Megatron's index says where they end */
+        bool reset_position_ids; /* positions count from the document's beginning */
     } data;
     struct {
         int64_t steps, global_batch_size, micro_batch_size, evaluate_every, evaluate_batches;

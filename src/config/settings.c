@@ -128,8 +128,15 @@ const tr_setting tr_settings[] = {
      .help = "Pipeline stages. Data-parallel ranks are what is left: world / (pipeline * context * "
              "tensor)."},
     {KEY(parallel, context), TR_KIND_INT, .fallback = "1", WITHIN(1, MAX_HIDDEN),
-     .help = "Ranks that share a sequence (ring attention); 2 * context divides "
-             "data.sequence_length."},
+     .help = "Ranks that share a sequence: keys and values go around a ring of them (ring "
+             "attention), or heads are exchanged (context_heads)."},
+    {KEY(parallel, context_heads), TR_KIND_INT, .fallback = "1", WITHIN(1, MAX_HIDDEN),
+     .help =
+         "Context ranks that exchange rows for heads (DeepSpeed-Ulysses) in place of a ring; 1: "
+         "one ring of all; equal to context: no ring; between: rings of context / "
+         "context_heads ranks. Divides context and a tensor rank's query heads; divides its "
+         "key/value heads, or is a multiple of them. sequence_length is a multiple of context, of "
+         "2 * context for rings of an odd context_heads."},
     {KEY(parallel, expert), TR_KIND_INT, .fallback = "1", WITHIN(1, MAX_HIDDEN),
      .help = "Ranks that share one set of experts; divides data * context, at most num_experts."},
     {KEY(parallel, expert_exchange), TR_KIND_ENUM, .fallback = "flat", .names = "flat|hierarchical",
@@ -176,6 +183,14 @@ const tr_setting tr_settings[] = {
      .help = "Bytes of text in a mean token, for validation_bits_per_byte."},
     {KEY(data, mask), TR_KIND_BOOL, .fallback = "false", .identity = true,
      .help = "Whether FILE.mask lies beside each file: one byte a token, 0: not predicted."},
+    {KEY(data, document_mask), TR_KIND_BOOL, .fallback = "false", .identity = true,
+     .help = "Whether attention stays inside a document where a sample packs several."},
+    {KEY(data, end_of_document), TR_KIND_INT, .fallback = "-1", .identity = true,
+     WITHIN(-1, MAX_TOKENS),
+     .help = "The token that ends a document, for document_mask; -1: the indexes of Megatron files "
+             "say where documents end."},
+    {KEY(data, reset_position_ids), TR_KIND_BOOL, .fallback = "false", .identity = true,
+     .help = "Whether positions start again with each document; needs document_mask."},
 
     {KEY(training, steps), TR_KIND_INT, .fallback = "200", WITHIN(1, MAX_SAMPLES),
      .help = "Optimizer steps in all."},

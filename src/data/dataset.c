@@ -33,8 +33,8 @@ typedef struct {
 
 struct tr_dataset {
     /* declared */
-    int64_t sequence_length, vocab_size, pad_id;
-    bool shuffle, synthetic;
+    int64_t sequence_length, vocab_size, pad_id, end_of_document;
+    bool shuffle, synthetic, documents;
     uint64_t seed;
     double *weights; /* [count]; NULL: none */
     /* derived */
@@ -110,6 +110,11 @@ static tr_status open_file(const tr_dataset_options *o, const char *path, data_f
                 "; make sure that none were cut when it was written",
                 path, o->vocab_size);
     if (o->mask) TR_TRY(tr_tokens_open_mask(t, &file->mask));
+    if (o->documents && o->end_of_document < 0 && t->documents < 0)
+        return tr_fail(TR_ERR_USAGE,
+                       "%s: %s does not record where documents end; set data.end_of_document to "
+                       "the token that ends them, or build Megatron files",
+                       path, tr_tokens_format_name(t->format));
     if (t->map.size > LARGE_BYTES) tr_file_map_expect_jumps(&t->map);
     file->samples = (t->count - 1) / o->sequence_length;
     return TR_OK;
@@ -140,6 +145,8 @@ tr_status tr_dataset_open(const tr_dataset_options *options, tr_dataset **datase
     *d = (tr_dataset){.sequence_length = options->sequence_length,
                       .vocab_size = options->vocab_size,
                       .pad_id = options->pad_id,
+                      .documents = options->documents,
+                      .end_of_document = options->end_of_document,
                       .shuffle = options->shuffle,
                       .synthetic = options->synthetic,
                       .samples = options->synthetic ? INT64_MAX : 0,
@@ -193,6 +200,8 @@ uint64_t tr_dataset_fingerprint(const tr_dataset *dataset) {
         h = hash_bytes((const uint8_t *)t->runs, (t->nruns + 1) * (int64_t)sizeof *t->runs, h);
         h = hash_bytes(t->map.bytes, t->map.size, h);
         if (file->mask.bytes) h = hash_bytes(file->mask.bytes, file->mask.size, ~h);
+        if (dataset->documents && dataset->end_of_document < 0)
+            h = hash_bytes(t->index.bytes, t->index.size, h + 1);
     }
     if (dataset->weights)
         h = hash_bytes((const uint8_t *)dataset->weights,
@@ -280,4 +289,21 @@ tr_status tr_dataset_sample(const tr_dataset *dataset, int64_t position, int32_t
         }
     }
     return TR_OK;
+}
+
+void tr_dataset_documents(const tr_dataset *dataset, int64_t position, const int32_t *input,
+                          int32_t *begin) {
+    int64_t S = dataset->sequence_length, id;
+    const data_file *file = locate(dataset, position, &id);
+    if (dataset->synthetic) {
+        tr_synthetic_documents(dataset->seed, position, S, begin);
+    } else if (dataset->end_of_document < 0) {
+        tr_tokens_documents(&file->tokens, (id - file->first) * S, S, begin);
+    } else {
+        int32_t here = 0;
+        for (int64_t i = 0; i < S; i++) {
+            begin[i] = here;
+            if (input[i] == dataset->end_of_document) here = (int32_t)i + 1;
+        }
+    }
 }

@@ -19,7 +19,9 @@ typedef struct {
     int64_t vocab_size;
     int64_t pad_id; /* -1 none */
     bool mask;      /* FILE.mask beside each file */
-    bool shuffle;   /* false: file order (validation) */
+    bool documents; /* tr_dataset_documents will be asked: each file has to say where they are */
+    int64_t end_of_document; /* the token that ends one; -1: Megatron's index says */
+    bool shuffle;            /* false: file order (validation) */
     uint64_t seed;
 } tr_dataset_options;
 
@@ -43,6 +45,12 @@ uint64_t tr_dataset_fingerprint(const tr_dataset *dataset);
  * order). TR_ERR_DATA naming file, token, position and vocabulary when a token is too large. */
 tr_status tr_dataset_sample(const tr_dataset *dataset, int64_t position, int32_t *input,
                             int32_t *label, uint8_t *valid, int64_t *id_p);
+
+/* Local, with options.documents. The sample at `position`, whose input is given, holds documents
+ * one after the other, the first and the last perhaps only in part: token i is in the one that
+ * begins at begin[i]. The token that ends a document is its last. */
+void tr_dataset_documents(const tr_dataset *dataset, int64_t position,
+                          const int32_t *input /* [S] */, int32_t *begin /* [S] */);
 
 /* Local. The number in the set of the sample at `position`, without reading it. */
 int64_t tr_dataset_id(const tr_dataset *dataset, int64_t position);

@@ -7,6 +7,9 @@
 #include <inttypes.h>
 #include <string.h>
 
+/* The position in the stream is known of every so many sequences; lengths lead to the others. */
+enum { MILESTONE = 1024 };
+
 typedef struct {
     const char *path;        /* of the index */
     const uint8_t *lengths;  /* [n] i32 */
@@ -30,6 +33,15 @@ static int64_t load_i64(const uint8_t *table, int64_t i) {
 bool tr_megatron_is_index(const tr_file_map *map) {
     return map->size >= TR_MEGATRON_MAGIC_BYTES &&
            memcmp(map->bytes, TR_MEGATRON_MAGIC, TR_MEGATRON_MAGIC_BYTES) == 0;
+}
+
+/* Of an index whose header is right. */
+static void find_tables(const tr_file_map *map, index_view *v) {
+    v->n = load_i64(map->bytes + 18, 0);
+    v->d = load_i64(map->bytes + 26, 0);
+    v->lengths = map->bytes + TR_MEGATRON_HEADER_BYTES;
+    v->offsets = v->lengths + 4 * v->n;
+    v->document = v->offsets + 8 * v->n;
 }
 
 static tr_status read_header(const tr_file_map *map, index_view *v, tr_token_type *type_p) {
@@ -67,9 +79,7 @@ static tr_status read_header(const tr_file_map *map, index_view *v, tr_token_typ
                        " document entries, which does not fit its size of %" PRId64
                        " bytes; copy or build it again",
                        v->path, v->n, v->d, map->size);
-    v->lengths = map->bytes + TR_MEGATRON_HEADER_BYTES;
-    v->offsets = v->lengths + 4 * v->n;
-    v->document = v->offsets + 8 * v->n;
+    find_tables(map, v);
     return TR_OK;
 }
 
@@ -134,6 +144,15 @@ static void make_runs(tr_tokens *t, const index_view *v) {
     t->runs[t->nruns] = (tr_token_run){first, 0};
 }
 
+static void set_milestones(tr_tokens *t, const index_view *v) {
+    t->milestones = tr_data_alloc(v->n / MILESTONE + 1, sizeof *t->milestones);
+    int64_t first = 0;
+    for (int64_t i = 0; i < v->n; i++) {
+        if (i % MILESTONE == 0) t->milestones[i / MILESTONE] = first;
+        first += load_i32(v->lengths, i);
+    }
+}
+
 static tr_status read_index(tr_tokens *t, const tr_file_map *map, index_view *v) {
     TR_TRY(read_header(map, v, &t->type));
     TR_TRY(check_documents(v));
@@ -141,14 +160,49 @@ static tr_status read_index(tr_tokens *t, const tr_file_map *map, index_view *v)
     t->format = TR_TOKENS_MEGATRON;
     t->documents = v->d - 1;
     make_runs(t, v);
+    set_milestones(t, v);
     return TR_OK;
 }
 
 tr_status tr_megatron_open(tr_tokens *tokens, const char *index_path) {
-    tr_file_map map = {0};
-    TR_TRY(tr_file_map_open(index_path, &map));
+    TR_TRY(tr_file_map_open(index_path, &tokens->index));
     index_view view = {.path = index_path};
-    tr_status status = read_index(tokens, &map, &view);
-    tr_file_map_close(&map);
-    return status;
+    return read_index(tokens, &tokens->index, &view);
+}
+
+/* The last i of [0, n) with table[i] <= x, of an i64 table that rises from table[0] <= x. */
+static int64_t last_at_most(const void *table, int64_t n, int64_t x) {
+    int64_t low = 0, high = n - 1;
+    while (low < high) {
+        int64_t middle = low + (high - low + 1) / 2;
+        if (load_i64(table, middle) <= x)
+            low = middle;
+        else
+            high = middle - 1;
+    }
+    return low;
+}
+
+/* The sequence that holds token `first` of the stream; *at_p its own first token. */
+static int64_t find_sequence(const tr_tokens *t, const index_view *v, int64_t first,
+                             int64_t *at_p) {
+    int64_t mile = last_at_most(t->milestones, (v->n + MILESTONE - 1) / MILESTONE, first);
+    int64_t i = mile * MILESTONE, at = t->milestones[mile];
+    for (; at + load_i32(v->lengths, i) <= first; i++) at += load_i32(v->lengths, i);
+    *at_p = at;
+    return i;
+}
+
+void tr_megatron_documents(const tr_tokens *t, int64_t first, int64_t n, int32_t *begin) {
+    index_view v;
+    find_tables(&t->index, &v);
+    int64_t at, i = find_sequence(t, &v, first, &at);
+    int64_t next = last_at_most(v.document, v.d, i) + 1; /* the document after that of i */
+    int32_t here = 0;
+    for (int64_t j = 0; j < n;) {
+        at += load_i32(v.lengths, i++);
+        for (; j < n && first + j < at; j++) begin[j] = here;
+        while (next < v.d && load_i64(v.document, next) < i) next++;
+        if (next < v.d && load_i64(v.document, next) == i) here = (int32_t)(at - first);
+    }
 }

@@ -18,6 +18,10 @@ enum { TR_MEGATRON_MAGIC_BYTES = 9, TR_MEGATRON_HEADER_BYTES = 34 };
 /* Local. Whether a file begins as an index does. */
 bool tr_megatron_is_index(const tr_file_map *map);
 
-/* Local. Fills in format, type, counts and runs of a mapped .bin. The stream is the sequences in
- * the index's order. TR_ERR_DATA when index and .bin do not fit in every respect. */
+/* Local. Fills in format, type, counts and runs of a mapped .bin, and keeps the index mapped. The
+ * stream is the sequences in the index's order. TR_ERR_DATA when index and .bin do not fit in every
+ * respect. */
 tr_status tr_megatron_open(tr_tokens *tokens, const char *index_path);
+
+/* Local. As tr_tokens_documents. */
+void tr_megatron_documents(const tr_tokens *tokens, int64_t first, int64_t n, int32_t *begin);

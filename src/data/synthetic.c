@@ -29,3 +29,13 @@ void tr_synthetic_sample(uint64_t seed, int64_t position, int64_t S, int64_t voc
         valid[i] = !pad;
     }
 }
+
+void tr_synthetic_documents(uint64_t seed, int64_t position, int64_t S, int32_t *begin) {
+    uint64_t stream = tr_stream_of_name("data.synthetic.documents") + (uint64_t)position;
+    double rate = 2.0 * (double)(position % 4) / (double)S; /* 0, 2, 4 or 6 ends in a sample */
+    int32_t here = 0;
+    for (int64_t i = 0; i < S; i++) {
+        if (i > 0 && tr_random_uniform(seed, stream, (uint64_t)i) < rate) here = (int32_t)i;
+        begin[i] = here;
+    }
+}

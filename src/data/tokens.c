@@ -163,8 +163,10 @@ tr_status tr_tokens_open(const char *path, tr_tokens *tokens) {
 
 void tr_tokens_close(tr_tokens *tokens) {
     tr_file_map_close(&tokens->map);
+    tr_file_map_close(&tokens->index);
     free(tokens->path);
     free(tokens->runs);
+    free(tokens->milestones);
     *tokens = (tr_tokens){0};
 }
 
@@ -223,6 +225,10 @@ void tr_tokens_read(const tr_tokens *tokens, int64_t first, int64_t n, int64_t *
         ids += here;
         n -= here;
     }
+}
+
+void tr_tokens_documents(const tr_tokens *tokens, int64_t first, int64_t n, int32_t *begin) {
+    tr_megatron_documents(tokens, first, n, begin);
 }
 
 tr_status tr_tokens_open_mask(const tr_tokens *tokens, tr_file_map *mask_p) {

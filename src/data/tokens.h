@@ -35,6 +35,9 @@ typedef struct {
     int64_t nruns;
     tr_token_run *runs; /* [nruns + 1], rising; the last one's first is `count` */
     tr_file_map map;
+    /* Megatron */
+    tr_file_map index;
+    int64_t *milestones; /* positions in the stream of some of its sequences (megatron.c) */
 } tr_tokens;
 
 /* Header of llm.c: 256 little-endian i32: magic, version, number of tokens, zeros. */
@@ -53,6 +56,11 @@ void tr_tokens_close(tr_tokens *tokens); /* harmless on a zeroed or closed one *
 
 /* Local. Token ids [first, first + n) of the stream; the caller keeps within 0 and count. */
 void tr_tokens_read(const tr_tokens *tokens, int64_t first, int64_t n, int64_t *ids /* [n] */);
+
+/* Local. Where documents begin: token first + i of the stream is in the one that begins at first +
+ * begin[i], or at `first` where that is earlier. The format records documents. */
+void tr_tokens_documents(const tr_tokens *tokens, int64_t first, int64_t n,
+                         int32_t *begin /* [n] */);
 
 /* Local. Maps FILE.mask, one byte a token (0: the token is not to be predicted). TR_ERR_MISSING, or
  * TR_ERR_DATA when it has not one byte for each token. */

@@ -36,6 +36,10 @@ static int head_part(const tr_grid_place *at) {
     return at->shape.head_copies > 1 ? at->t / at->shape.head_copies : at->t;
 }
 
+static int heads_of(const tr_grid_place *at) {
+    return at->shape.context_heads > 1 ? at->shape.context_heads : 1;
+}
+
 static bool same_group(const tr_grid_place *a, const tr_grid_place *b, tr_group group) {
     bool p = a->p == b->p, d = a->d == b->d, c = a->c == b->c, t = a->t == b->t;
     switch (group) {
@@ -47,6 +51,10 @@ static bool same_group(const tr_grid_place *a, const tr_grid_place *b, tr_group 
         return p && c && t;
     case TR_GROUP_CONTEXT:
         return p && d && t;
+    case TR_GROUP_HEADS:
+        return p && d && t && a->c / heads_of(a) == b->c / heads_of(b);
+    case TR_GROUP_RING:
+        return p && d && t && a->c % heads_of(a) == b->c % heads_of(b);
     case TR_GROUP_TENSOR:
         return p && d && c;
     case TR_GROUP_EXPERT:
@@ -132,6 +140,10 @@ tr_status tr_grid_shape_check(tr_grid_shape *shape, int world) {
     if (shape->head_copies < 0 || (shape->head_copies > 1 && shape->tensor % shape->head_copies))
         return tr_fail(TR_ERR_USAGE, "%d tensor ranks cannot hold every key/value head %d times",
                        shape->tensor, shape->head_copies);
+    if (shape->context_heads < 0 ||
+        (shape->context_heads > 1 && shape->context % shape->context_heads))
+        return tr_fail(TR_ERR_USAGE, "%d context ranks are no groups of %d that exchange heads",
+                       shape->context, shape->context_heads);
     int holders = data * shape->context;
     if (holders % shape->expert != 0) {
         list_divisors(holders, fit, sizeof fit);

@@ -5,13 +5,16 @@
  * Expert groups are cut out of data x context: with i = d * context + c, the `expert` ranks of
  * equal i / expert (and equal t) form an expert group (each holds a block of the experts, its place
  * is i % expert), and ranks of equal i % expert hold the same experts. Where key/value heads
- * are fewer than tensor ranks, each is held by `head_copies` neighbouring ones. */
+ * are fewer than tensor ranks, each is held by `head_copies` neighbouring ones. Every
+ * `context_heads` neighbours along context form a head group, those with equal c % context_heads a
+ * ring. */
 #pragma once
 #include "dist/comm.h"
 
 typedef struct {
     int pipeline, data, context, expert, tensor;
-    int head_copies; /* divides tensor; 0 is 1 */
+    int head_copies;   /* divides tensor; 0 is 1 */
+    int context_heads; /* divides context; 0 is 1 */
 } tr_grid_shape;
 
 typedef enum {
@@ -19,6 +22,8 @@ typedef enum {
     TR_GROUP_PIPELINE,       /* equal d, c, t: ordered by stage */
     TR_GROUP_DATA,           /* equal p, c, t */
     TR_GROUP_CONTEXT,        /* equal p, d, t */
+    TR_GROUP_HEADS,          /* part of CONTEXT: ranks that exchange rows for heads */
+    TR_GROUP_RING,           /* part of CONTEXT: one rank of each HEADS group */
     TR_GROUP_TENSOR,         /* equal p, d, c */
     TR_GROUP_EXPERT,         /* the ranks that share one set of all experts */
     TR_GROUP_MICRO_BATCH,    /* context x tensor: share the rows of a micro-batch */

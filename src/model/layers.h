@@ -23,16 +23,41 @@ void tr_attention_layer_forward(const tr_attention_layer *layer, const tr_pass *
 void tr_attention_layer_backward(const tr_attention_layer *layer, const tr_pass *pass,
                                  tr_saved *saved, const void *dy, void *dx);
 
-/* Softmax attention over the whole sequence of the context group, causal, sliding window.
- * Liu, Zaharia, Abbeel 2023 "Ring Attention", with zig-zag order: of 2*cp equal chunks rank r holds
- * r and 2*cp-1-r, so every rank has the same work. Collective on the context group. forward: ATTN
- * and LSE from Q and KV. backward: dq, dkv (type t, layout of KV) from dout. */
-void tr_ring_forward(const tr_pass *pass, tr_saved *saved);
+/* Attention over the sequence of the context group: causal, sliding window, documents (heads.c,
+ * ring.c). `what` is TR_SAVED_Q, of queries, or TR_SAVED_KV, of keys and values. "Own" are a rank's
+ * rows with all its heads, [N,Hq,D], or [N,Hkv,D] keys and then values; "all" is what its attention
+ * works on.
+ * Local. Memory for own rows that tr_attend_share will take. */
+void *tr_attend_room(const tr_pass *pass, tr_saved *saved, tr_saved_id what);
+/* Collective on the head group. Saves `what` as attention sees it; NULL, or to be ended before. */
+tr_request *tr_attend_share(const tr_pass *pass, tr_saved *saved, tr_saved_id what, void *own);
+/* Collective on the context group. ATTN and LSE from Q and KV. */
+void tr_attend(const tr_pass *pass, tr_saved *saved);
+
+/* For the backward. Local. Scratch for all, or `own` itself where all is nothing else. */
+void *tr_heads_room(const tr_env *c, tr_saved_id what, void *own);
+/* Collective on the head group. all = own; NULL, or to be ended before it is used. */
+tr_request *tr_heads_spread(const tr_env *c, tr_saved_id what, const void *own, void *all);
+/* Collective on the head group. own = all, with the copies of a key/value head summed. */
+typedef struct {
+    tr_saved_id what;
+    const void *parts;
+    tr_request *request;
+} tr_return;
+tr_return tr_heads_return_begin(const tr_env *c, tr_saved_id what, const void *all);
+void tr_heads_return_end(const tr_env *c, const tr_return *back, void *own);
+
+/* Local. What these need for the shape of c, and its memory in scratch. */
+void tr_heads_open(tr_env *c, tr_arena *arena);
+void tr_heads_close(tr_env *c);
+int64_t tr_heads_scratch_bytes(const tr_env *c);
+
+/* Collective on the ring. out and LSE of all from Q and KV. backward: dq and dkv of all (type t,
+ * laid out as Q and KV) from dout of all. */
+void tr_ring_forward(const tr_pass *pass, tr_saved *saved, void *out);
 void tr_ring_backward(const tr_pass *pass, const tr_saved *saved, const void *dout, void *dq,
                       void *dkv);
-/* Local. Global position of local position i of context rank `rank` of `cp`; S % (2*cp) == 0 when
- * cp > 1. */
-int64_t tr_ring_position(int64_t S, int cp, int rank, int64_t i);
+int64_t tr_ring_scratch_bytes(const tr_env *c);
 
 /* --- gated feed-forward (SwiGLU) -------------------------------------------------------------- */
 typedef struct {

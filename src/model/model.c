@@ -93,6 +93,7 @@ tr_model *tr_model_create(const tr_config *config, const tr_grid *grid, tr_devic
     tr_model *model = calloc(1, sizeof *model);
     if (!model) abort();
     model->stages = tr_stages_of(config);
+    model->documents = config->data.document_mask;
     tr_env *c = &model->env;
     *c = (tr_env){.config = m,
                   .grid = grid,
@@ -120,12 +121,14 @@ static void slot_free(tr_model *model, tr_slot *s) {
     for (int64_t i = 0; i < model->most_layers; i++) tr_saved_fini(&s->block[i]);
     free(s->block);
     free(s->queue.jobs);
+    free(s->first_key);
 }
 
 static void shape_free(tr_model *model) {
     for (int64_t i = 0; i < model->nslots; i++) slot_free(model, &model->slots[i]);
     free(model->slots);
     tr_tensor_close(&model->env);
+    tr_heads_close(&model->env);
     tr_arena_destroy(model->persistent);
     model->slots = NULL;
     model->persistent = NULL;
@@ -172,6 +175,12 @@ static void slot_init(tr_model *model, tr_slot *s) {
     s->token = tr_arena_alloc(model->persistent, (size_t)c->N * 4);
     s->label = tr_arena_alloc(model->persistent, (size_t)c->N * 4);
     s->valid = tr_arena_alloc(model->persistent, (size_t)c->N);
+    if (model->documents) {
+        s->position = tr_arena_alloc(model->persistent, (size_t)c->N * 4);
+        s->begin = tr_arena_alloc(model->persistent, (size_t)(c->B * c->cut.S_ring) * 4);
+        s->first_key = calloc((size_t)(2 * c->cut.rings), sizeof *s->first_key);
+        if (!s->first_key) abort();
+    }
     s->block = calloc((size_t)model->most_layers + 1, sizeof *s->block);
     if (!s->block) abort();
     for (int64_t i = 0; i < model->most_layers; i++)
@@ -186,8 +195,7 @@ static void positions(tr_model *model) {
     float *freq = malloc((size_t)(D / 2 + 1) * sizeof *freq);
     if (!position || !freq) abort();
     for (int64_t n = 0; n < c->N; n++)
-        position[n] =
-            (int32_t)tr_ring_position(c->S, c->grid->at.shape.context, c->grid->at.c, n % c->S_loc);
+        position[n] = (int32_t)tr_sequence_position(&c->cut, c->grid->at.c, n % c->S_loc);
     for (int64_t i = 0; i < D / 2; i++)
         freq[i] = (float)pow(c->config->rope_theta, -2.0 * (double)i / (double)D);
     c->position = tr_arena_alloc(model->persistent, (size_t)c->N * sizeof *position);
@@ -209,6 +217,7 @@ void tr_model_shape(tr_model *model, int64_t slots, int64_t B, int64_t S) {
     tr_tensor_open(c);
     model->persistent = tr_arena_create(&c->device->allocator, CHUNK);
     positions(model);
+    tr_heads_open(c, model->persistent);
     model->slots = calloc((size_t)slots, sizeof *model->slots);
     if (!model->slots) abort();
     model->nslots = slots;
@@ -293,11 +302,13 @@ static int64_t plan_chunk(const tr_env *c, const tr_chunk_layers *chunk, bool sp
                           int64_t *scratch_p) {
     int64_t boundary = c->N_loc * c->config->hidden_size * (int64_t)tr_dtype_bytes(c->t), sum = 0;
     int64_t head = tr_head_scratch_bytes(c);
+    int64_t attention = tr_heads_scratch_bytes(c) + tr_ring_scratch_bytes(c);
     for (int64_t i = 0; i < chunk->layers.count; i++) {
         int64_t kept, all, operands, width = tr_block_width(&chunk->blocks[i]);
         tr_saved_plan(c, chunk->blocks[i].is_moe, width, &kept, &all, &operands);
         /* a backward holds what it computes again and about as many gradients as tensors */
-        if (all + all - kept > *scratch_p) *scratch_p = all + all - kept;
+        int64_t works = all + all - kept + attention;
+        if (works > *scratch_p) *scratch_p = works;
         sum += kept + (split ? operands : 0);
     }
     if (chunk->last && head > *scratch_p) *scratch_p = head;
@@ -310,6 +321,7 @@ int64_t tr_model_plan_activations(const tr_model *model, const tr_slot_use *use,
     tr_env_shape(&c, B, S);
     int64_t boundary = c.N_loc * c.config->hidden_size * (int64_t)tr_dtype_bytes(c.t);
     int64_t sum = 0, scratch = 0;
+    int64_t documents = model->documents ? 4 * (c.N + c.B * c.cut.S_ring) : 0;
     for (int64_t i = 0; i < use->slots; i++) {
         int64_t most = 0; /* the chunks that use a slot use the same memory */
         for (int64_t k = 0; k < model->stages.chunks; k++) {
@@ -317,7 +329,7 @@ int64_t tr_model_plan_activations(const tr_model *model, const tr_slot_use *use,
             int64_t bytes = plan_chunk(&c, &model->chunks[k], use->split, &scratch);
             if (bytes > most) most = bytes;
         }
-        sum += 3 * boundary + 9 * c.N + most;
+        sum += 3 * boundary + 9 * c.N + documents + most;
     }
     return sum + scratch * (use->both ? 2 : 1) + tr_tensor_bytes(&c);
 }

@@ -9,10 +9,16 @@
 
 typedef struct tr_model tr_model;
 
-/* Host memory, this rank's positions of one micro-batch: [B, S_loc] each. */
+/* Host memory, this rank's positions of one micro-batch: [B, S_loc] each but the last two. */
 typedef struct {
     const int32_t *token, *label; /* label -1: not predicted */
     const uint8_t *valid;         /* 0: pad */
+    const int32_t *position;      /* for rotation; NULL: the places in the sequence */
+    /* Documents; NULL: each sequence is one. begin [chunks,B,chunk] (sequence.h): where that of
+     * each of the positions begins on which this rank's attention works. first_key [2*rings], or
+     * [1]: the earliest of these in each chunk of the whole sequence. */
+    const int32_t *begin;
+    const int64_t *first_key;
 } tr_micro_batch;
 
 /* Host memory: what one step gave, this rank's share; a sum over the world gives the step's. */

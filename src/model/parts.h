@@ -17,9 +17,12 @@ typedef struct {
     void *input, *output, *gradient; /* [N,H], cross stages */
     int32_t *token, *label;
     uint8_t *valid;
-    const tr_chunk_layers *chunk; /* of the last forward */
-    bool waiting;                 /* for its backward */
-    tr_weight_queue queue;        /* of its weight gradients */
+    int32_t *position, *begin;     /* NULL unless documents are told apart */
+    int64_t *first_key;            /* host, owned */
+    bool own_positions, documents; /* of the micro-batch loaded last */
+    const tr_chunk_layers *chunk;  /* of the last forward */
+    bool waiting;                  /* for its backward */
+    tr_weight_queue queue;         /* of its weight gradients */
 } tr_slot;
 
 struct tr_model {
@@ -30,6 +33,7 @@ struct tr_model {
     int64_t embedding, embedding_unit;
     tr_head_layer head;
     int64_t head_units[2];  /* of its norm and its weight */
+    bool documents;         /* micro-batches may come with them */
     tr_arena *back_scratch; /* of a backward beside a forward */
     /* per shape */
     tr_arena *persistent;

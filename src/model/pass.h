@@ -3,12 +3,15 @@
  *
  * Legend: B sequences of the micro-batch, S_loc positions of this context rank, N = B*S_loc rows,
  * N_loc = N / tensor ranks of them on this one, H hidden_size, Hq/Hkv heads of this tensor rank,
- * D head_dim, I intermediate size (of this tensor rank, where split), E experts, k experts a token,
- * R rows in expert order, V vocabulary. Activations have the compute type t. */
+ * Aq/Akv heads and S_ring positions that this rank's attention works on (heads.c; without context
+ * ranks Hq/Hkv and S), D head_dim, I intermediate size (of this tensor rank, where split), E
+ * experts, k experts a token, R rows in expert order, V vocabulary. Activations have the compute
+ * type t. */
 #pragma once
 #include "config/config.h"
 #include "model/model.h"
 #include "model/param.h"
+#include "model/sequence.h"
 
 /* Sums of one step, host memory, this rank's share: a plain sum over all ranks gives the step's. */
 typedef struct {
@@ -25,6 +28,12 @@ typedef struct {
 
 /* How rows reach their experts (exchange.h). */
 typedef struct tr_exchange tr_exchange;
+/* How own rows of queries, or of keys and values, become those of attention (heads.c). */
+typedef struct {
+    int64_t own, packed;    /* rows of a part of the heads */
+    int64_t copies;         /* packed rows of an own one */
+    int32_t *pack, *unpack; /* device [packed]: the own row; [own,copies]: the packed ones */
+} tr_packing;
 
 /* One per rank: everything that stays the same over micro-batches. All pointers but the arrays of
  * this file's own are borrowed. */
@@ -43,9 +52,14 @@ typedef struct {
     int64_t B, S, S_loc, N;
     int64_t N_loc, first_row; /* this tensor rank's rows of the N */
     int64_t Hq, Hkv;
+    tr_sequence cut;
+    int64_t Aq, Akv;
     tr_tensor_buffers tensor;
-    int32_t *position; /* device [N] global positions */
-    float *freq;       /* device [D/2] rotary frequencies */
+    tr_packing packing[2]; /* queries; keys and values */
+    int64_t *one_each;     /* host [cut.heads] ones */
+    tr_request **offers;   /* host [cut.rings] for what a ring rank sends */
+    int32_t *position;     /* device [N] global positions */
+    float *freq;           /* device [D/2] rotary frequencies */
     /* the step (tr_model_begin_step) */
     int64_t micro_batches; /* of the whole step, over all data ranks */
     float loss_scale;      /* 1 / labelled tokens of the global batch */
@@ -74,11 +88,15 @@ typedef struct {
 /* One forward or backward of one micro-batch. */
 typedef struct {
     tr_env *c;
-    tr_arena *kept;         /* what the backward needs; reset when the micro-batch is done */
-    const uint8_t *valid;   /* device [N_loc]; 0 for pads */
-    bool training;          /* false: nothing is kept */
-    bool recomputing;       /* a forward run again inside the backward */
-    tr_weight_queue *queue; /* of weight gradients; NULL: they are computed at once */
+    tr_arena *kept;          /* what the backward needs; reset when the micro-batch is done */
+    const uint8_t *valid;    /* device [N_loc]; 0 for pads */
+    const int32_t *position; /* device [N] for rotation */
+    /* documents: NULL where each sequence is one */
+    const int32_t *begin;     /* device [chunks,B,chunk]: where that of attention's rows begins */
+    const int64_t *first_key; /* host [2*rings], or [1]: see tr_sequence_sees */
+    bool training;            /* false: nothing is kept */
+    bool recomputing;         /* a forward run again inside the backward */
+    tr_weight_queue *queue;   /* of weight gradients; NULL: they are computed at once */
 } tr_pass;
 
 /* What a block saves for its backward: one row a tensor. The table in saved.c gives each its shape,
@@ -88,11 +106,12 @@ typedef enum {
     TR_SAVED_X, /* the block's input */
     TR_SAVED_NORM1,
     TR_SAVED_RSTD1,
-    TR_SAVED_Q,    /* rotated */
-    TR_SAVED_KV,   /* [N,Hkv,D] rotated keys, then [N,Hkv,D] values */
-    TR_SAVED_ATTN, /* attention's output */
-    TR_SAVED_LSE,  /* [B,Hq,S_loc] */
-    TR_SAVED_MID,  /* after attention's residual */
+    TR_SAVED_Q,     /* rotated, as attention sees them (heads.c) */
+    TR_SAVED_KV,    /* likewise; without context ranks [N,Hkv,D] keys, then values */
+    TR_SAVED_ATTN,  /* attention's output */
+    TR_SAVED_HEADS, /* the same before heads are exchanged for rows, where they are */
+    TR_SAVED_LSE,   /* [B,Aq,S_ring] */
+    TR_SAVED_MID,   /* after attention's residual */
     TR_SAVED_NORM2,
     TR_SAVED_RSTD2,
     TR_SAVED_GATE, /* dense or shared expert */

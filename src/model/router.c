@@ -82,17 +82,17 @@ void tr_router_global_stats(tr_env *c, tr_saved **saved, int64_t count) {
 
 /* Copies [B, S_loc, k] parts of the context ranks into one [B, S, k] in position order, or back. */
 static void reorder(const tr_env *c, void *whole, void *parts, size_t pair_bytes, bool gather) {
-    int cp = c->grid->at.shape.context;
-    int64_t C = c->S / (2 * cp), k = c->config->num_experts_per_tok;
-    size_t run = (size_t)(C * k) * pair_bytes;
-    for (int r = 0; r < cp; r++)
+    const tr_sequence *x = &c->cut;
+    size_t row = (size_t)c->config->num_experts_per_tok * pair_bytes;
+    for (int r = 0; r < x->size; r++)
         for (int64_t b = 0; b < c->B; b++)
-            for (int half = 0; half < 2; half++) {
-                int64_t position = tr_ring_position(c->S, cp, r, half * C);
-                char *w = (char *)whole + (size_t)((b * c->S + position) * k) * pair_bytes;
-                char *p = (char *)parts +
-                          (size_t)(((r * c->B + b) * c->S_loc + half * C) * k) * pair_bytes;
-                c->device->copy(c->stream, gather ? w : p, gather ? p : w, run, TR_ON_DEVICE);
+            for (int64_t i = 0, run; i < x->S_loc; i += run) {
+                run = tr_sequence_run(x, r, i);
+                int64_t position = tr_sequence_position(x, r, i);
+                char *w = (char *)whole + (size_t)(b * x->S + position) * row;
+                char *p = (char *)parts + (size_t)((r * c->B + b) * x->S_loc + i) * row;
+                c->device->copy(c->stream, gather ? w : p, gather ? p : w, (size_t)run * row,
+                                TR_ON_DEVICE);
             }
 }
 

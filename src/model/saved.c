@@ -8,7 +8,7 @@
 typedef enum { NEVER, FULL, SELECTIVE } drop_rule;
 typedef enum { COMPUTE, FLOAT, INT32 } element;
 typedef enum { TOKENS, LOCAL, PAIRS, HERE } rows_of; /* N; N_loc; N_loc*k; rows of experts */
-typedef enum { W1, W_H, W_Q, W_KV2, W_HEADS, W_I, W_IE, W_E } width_of;
+typedef enum { W1, W_H, W_Q, W_KV2, W_SPREAD, W_HEADS, W_I, W_IE, W_E } width_of;
 
 static const struct {
     drop_rule drop;
@@ -23,6 +23,7 @@ static const struct {
     [TR_SAVED_Q] = {FULL, COMPUTE, TOKENS, W_Q},
     [TR_SAVED_KV] = {FULL, COMPUTE, TOKENS, W_KV2},
     [TR_SAVED_ATTN] = {SELECTIVE, COMPUTE, TOKENS, W_Q, .operand = true},
+    [TR_SAVED_HEADS] = {SELECTIVE, COMPUTE, TOKENS, W_SPREAD},
     [TR_SAVED_LSE] = {SELECTIVE, FLOAT, TOKENS, W_HEADS},
     [TR_SAVED_MID] = {FULL, COMPUTE, LOCAL, W_H},
     [TR_SAVED_NORM2] = {SELECTIVE, COMPUTE, LOCAL, W_H, .operand = true},
@@ -77,7 +78,9 @@ static int64_t width(const tr_env *c, const tr_saved *saved, tr_saved_id id) {
     case W_Q:
         return c->Hq * m->head_dim;
     case W_KV2:
-        return 2 * c->Hkv * m->head_dim;
+        return 2 * c->cut.heads * c->Akv * m->head_dim;
+    case W_SPREAD:
+        return c->cut.heads > 1 ? c->Hq * m->head_dim : 0;
     case W_HEADS:
         return c->Hq;
     case W_I:

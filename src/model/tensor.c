@@ -19,12 +19,16 @@ void tr_env_shape(tr_env *c, int64_t B, int64_t S) {
     int64_t tp = at->shape.tensor;
     c->B = B;
     c->S = S;
-    c->S_loc = S / at->shape.context;
+    c->cut = tr_sequence_of(&at->shape, S);
+    c->S_loc = c->cut.S_loc;
     c->N = B * c->S_loc;
     c->N_loc = c->N / tp;
     c->first_row = at->t * c->N_loc;
     c->Hq = m->num_attention_heads / tp;
     c->Hkv = m->num_key_value_heads > tp ? m->num_key_value_heads / tp : 1;
+    int64_t heads = c->cut.heads;
+    c->Aq = c->Hq / heads;
+    c->Akv = c->Hkv > heads ? c->Hkv / heads : 1;
 }
 
 int64_t tr_tensor_bytes(const tr_env *c) {

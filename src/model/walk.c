@@ -5,6 +5,7 @@
 #include "model/unit.h"
 
 #include <stdlib.h>
+#include <string.h>
 
 void tr_model_load(tr_model *model, int64_t slot, const tr_micro_batch *batch) {
     tr_env *c = &model->env;
@@ -12,12 +13,27 @@ void tr_model_load(tr_model *model, int64_t slot, const tr_micro_batch *batch) {
     c->device->copy(c->stream, s->token, batch->token, (size_t)c->N * 4, TR_TO_DEVICE);
     c->device->copy(c->stream, s->label, batch->label, (size_t)c->N * 4, TR_TO_DEVICE);
     c->device->copy(c->stream, s->valid, batch->valid, (size_t)c->N, TR_TO_DEVICE);
+    s->own_positions = batch->position != NULL;
+    s->documents = batch->begin != NULL;
+    if (s->own_positions)
+        c->device->copy(c->stream, s->position, batch->position, (size_t)c->N * 4, TR_TO_DEVICE);
+    if (s->documents) {
+        c->device->copy(c->stream, s->begin, batch->begin, (size_t)(c->B * c->cut.S_ring) * 4,
+                        TR_TO_DEVICE);
+        memcpy(s->first_key, batch->first_key,
+               (size_t)(c->cut.rings * c->cut.chunks) * sizeof *s->first_key);
+    }
     c->device->stream_wait(c->stream);
 }
 
 static tr_pass pass_of(tr_env *c, const tr_slot *s, bool training) {
-    return (tr_pass){
-        .c = c, .kept = s->kept, .valid = s->valid + c->first_row, .training = training};
+    return (tr_pass){.c = c,
+                     .kept = s->kept,
+                     .valid = s->valid + c->first_row,
+                     .position = s->own_positions ? s->position : c->position,
+                     .begin = s->documents ? s->begin : NULL,
+                     .first_key = s->documents ? s->first_key : NULL,
+                     .training = training};
 }
 
 /* Each tensor rank looks up the tokens that its part of the table has; the others' rows are 0. */

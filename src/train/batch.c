@@ -2,33 +2,58 @@
 #include "train/batch.h"
 
 #include "dist/watch.h"
-#include "model/layers.h"
+#include "model/sequence.h"
 
 #include <stdlib.h>
 #include <string.h>
 
 struct tr_batches {
     const tr_grid *grid;
+    tr_sequence cut;
     int64_t m, B, S, S_loc;
-    int32_t *token, *label; /* [m, B, S_loc] */
+    bool documents, reset_positions;
+    int32_t *token, *label, *position; /* [m, B, S_loc] */
     uint8_t *valid;
-    int32_t *input, *target; /* [S] one whole sample */
+    int32_t *begin;     /* [m, chunks, B, chunk] */
+    int64_t *first_key; /* [m, all chunks] */
+    /* one whole sample [S] */
+    int32_t *input, *target, *document;
     uint8_t *real;
     int64_t now; /* loaded last */
 };
 
-tr_batches *tr_batches_create(const tr_grid *grid, int64_t m, int64_t B, int64_t S) {
-    tr_batches *b = calloc(1, sizeof *b);
-    if (!b) abort();
-    *b = (tr_batches){.grid = grid, .m = m, .B = B, .S = S, .S_loc = S / grid->at.shape.context};
-    size_t n = (size_t)(m * B * b->S_loc), s = (size_t)S;
-    b->token = malloc(n * sizeof *b->token + 1);
-    b->label = malloc(n * sizeof *b->label + 1);
-    b->valid = malloc(n + 1);
-    b->input = malloc(s * sizeof *b->input + 1);
-    b->target = malloc(s * sizeof *b->target + 1);
-    b->real = malloc(s + 1);
-    if (!b->token || !b->label || !b->valid || !b->input || !b->target || !b->real) abort();
+static void *make(int64_t n, size_t bytes) {
+    void *memory = malloc((size_t)n * bytes + 1);
+    if (!memory) abort();
+    return memory;
+}
+
+/* Chunks of a whole sequence. */
+static int64_t chunks_of(const tr_batches *b) {
+    return b->cut.rings * b->cut.chunks;
+}
+
+tr_batches *tr_batches_create(const tr_grid *grid, const tr_config *config, int64_t m) {
+    tr_batches *b = make(1, sizeof *b);
+    *b = (tr_batches){.grid = grid,
+                      .m = m,
+                      .B = config->training.micro_batch_size,
+                      .S = config->data.sequence_length,
+                      .documents = config->data.document_mask,
+                      .reset_positions = config->data.reset_position_ids};
+    b->cut = tr_sequence_of(&grid->at.shape, b->S);
+    b->S_loc = b->cut.S_loc;
+    int64_t n = m * b->B * b->S_loc;
+    b->token = make(n, sizeof *b->token);
+    b->label = make(n, sizeof *b->label);
+    b->position = make(n, sizeof *b->position);
+    b->valid = make(n, sizeof *b->valid);
+    b->begin = make(m * b->B * b->cut.S_ring, sizeof *b->begin);
+    b->first_key = make(m * chunks_of(b), sizeof *b->first_key);
+    b->input = make(b->S, sizeof *b->input);
+    b->target = make(b->S, sizeof *b->target);
+    b->document = make(b->S, sizeof *b->document);
+    b->real = make(b->S, sizeof *b->real);
     return b;
 }
 
@@ -36,9 +61,13 @@ void tr_batches_destroy(tr_batches *b) {
     if (!b) return;
     free(b->token);
     free(b->label);
+    free(b->position);
     free(b->valid);
+    free(b->begin);
+    free(b->first_key);
     free(b->input);
     free(b->target);
+    free(b->document);
     free(b->real);
     free(b);
 }
@@ -47,13 +76,29 @@ void tr_batches_destroy(tr_batches *b) {
 static int64_t place(tr_batches *b, int64_t j, bool pad) {
     int64_t labels = 0, at = j * b->S_loc;
     for (int64_t i = 0; i < b->S_loc; i++) {
-        int64_t from = tr_ring_position(b->S, b->grid->at.shape.context, b->grid->at.c, i);
+        int64_t from = tr_sequence_position(&b->cut, b->grid->at.c, i);
         b->token[at + i] = pad ? 0 : b->input[from];
         b->label[at + i] = pad ? -1 : b->target[from];
         b->valid[at + i] = pad ? 0 : b->real[from];
+        b->position[at + i] = (int32_t)from - (b->reset_positions ? b->document[from] : 0);
         labels += b->label[at + i] >= 0;
     }
     return labels;
+}
+
+/* Its documents, of the positions of this ring place, and what they let chunks see. */
+static void place_documents(tr_batches *b, int64_t j) {
+    const tr_sequence *x = &b->cut;
+    int64_t i = j / b->B, row = j % b->B, ring = b->grid->at.c / x->heads;
+    int32_t *begin = b->begin + i * b->B * x->S_ring;
+    int64_t *first_key = b->first_key + i * chunks_of(b);
+    for (int64_t k = 0; k < x->S_ring; k++)
+        begin[(k / x->chunk * b->B + row) * x->chunk + k % x->chunk] =
+            b->document[tr_sequence_ring_position(x, (int)ring, k)];
+    for (int64_t k = 0; k < chunks_of(b); k++) {
+        int64_t first = b->document[k * x->chunk];
+        if (row == 0 || first < first_key[k]) first_key[k] = first;
+    }
 }
 
 tr_status tr_batches_read(tr_batches *b, const tr_dataset *dataset, int64_t first, int64_t count,
@@ -61,11 +106,13 @@ tr_status tr_batches_read(tr_batches *b, const tr_dataset *dataset, int64_t firs
     int64_t labels = 0, mine = b->grid->at.d * b->m * b->B;
     for (int64_t j = 0; j < b->m * b->B; j++) {
         bool pad = mine + j >= count;
+        int64_t at = first + mine + j;
         tr_watch_progress();
-        if (!pad)
-            TR_TRY(
-                tr_dataset_sample(dataset, first + mine + j, b->input, b->target, b->real, NULL));
+        if (!pad) TR_TRY(tr_dataset_sample(dataset, at, b->input, b->target, b->real, NULL));
+        if (b->documents && pad) memset(b->document, 0, (size_t)b->S * sizeof *b->document);
+        if (b->documents && !pad) tr_dataset_documents(dataset, at, b->input, b->document);
         labels += place(b, j, pad);
+        if (b->documents) place_documents(b, j);
     }
     /* all stages and tensor ranks have read the same */
     *labels_p = b->grid->at.p == 0 && b->grid->at.t == 0 ? labels : 0;
@@ -76,7 +123,12 @@ void tr_batches_load(void *self, int64_t i, tr_micro_batch *batch) {
     tr_batches *b = self;
     int64_t at = i * b->B * b->S_loc;
     b->now = i;
-    *batch = (tr_micro_batch){b->token + at, b->label + at, b->valid + at};
+    *batch =
+        (tr_micro_batch){.token = b->token + at, .label = b->label + at, .valid = b->valid + at};
+    if (b->reset_positions) batch->position = b->position + at;
+    if (!b->documents) return;
+    batch->begin = b->begin + i * b->B * b->cut.S_ring;
+    batch->first_key = b->first_key + i * chunks_of(b);
 }
 
 int64_t tr_batches_rows(const tr_batches *b) {
@@ -87,5 +139,5 @@ int64_t tr_batches_token(const tr_batches *b, int64_t n) {
     const tr_grid_place *at = &b->grid->at;
     int64_t row = at->t * tr_batches_rows(b) + n;
     int64_t sequence = (at->d * b->m + b->now) * b->B + row / b->S_loc;
-    return sequence * b->S + tr_ring_position(b->S, at->shape.context, at->c, row % b->S_loc);
+    return sequence * b->S + tr_sequence_position(&b->cut, at->c, row % b->S_loc);
 }

@@ -1,16 +1,16 @@
 /* batch.h - the micro-batches of one step on this rank. Floor: train.
  *
  * Micro-batch i of a step holds its samples [i*size, (i+1)*size); data rank d takes the run of m
- * micro-batches from d*m; context rank c takes its two chunks of every sequence, which pipeline
- * stages and tensor ranks share. */
+ * micro-batches from d*m; context rank c takes its part of every sequence (model/sequence.h), which
+ * pipeline stages and tensor ranks share. */
 #pragma once
 #include "data/dataset.h"
 #include "model/model.h"
 
 typedef struct tr_batches tr_batches;
 
-/* Local. Room for m micro-batches of B sequences of length S. */
-tr_batches *tr_batches_create(const tr_grid *grid, int64_t m, int64_t B, int64_t S);
+/* Local. Room for m micro-batches of training's size. */
+tr_batches *tr_batches_create(const tr_grid *grid, const tr_config *config, int64_t m);
 void tr_batches_destroy(tr_batches *batches); /* NULL-safe */
 
 /* Local. Reads this rank's share of the samples [first, first + count); those beyond count

@@ -8,12 +8,12 @@
 
 tr_status tr_evaluate(tr_job *job, tr_evaluation *e) {
     const tr_config *c = job->config;
-    int64_t B = c->training.micro_batch_size, S = c->data.sequence_length;
+    int64_t B = c->training.micro_batch_size;
     int64_t count = c->training.evaluate_batches * c->training.global_batch_size;
     int64_t there = tr_dataset_samples(job->validation);
     if (count > there) count = there;
     int64_t m = tr_ceil_div(tr_ceil_div(count, B), job->grid->at.shape.data);
-    tr_batches *batches = tr_batches_create(job->grid, m, B, S);
+    tr_batches *batches = tr_batches_create(job->grid, c, m);
     int64_t labels = 0;
     tr_watch_action("evaluation", -1);
     tr_status status = tr_batches_read(batches, job->validation, 0, count, &labels);

@@ -56,7 +56,7 @@ static void next_logits(tr_job *job, const int32_t *token, int64_t n, int32_t *l
         label[i] = -1;
         valid[i] = 1;
     }
-    tr_model_load(job->model, 0, &(tr_micro_batch){token, label, valid});
+    tr_model_load(job->model, 0, &(tr_micro_batch){.token = token, .label = label, .valid = valid});
     tr_model_begin_step(job->model, 1, 0);
     tr_model_forward(job->model, 0, 0, false);
     tr_model_logits(job->model, n - 1, logits);

@@ -74,7 +74,8 @@ tr_status tr_job_create(const tr_config *config, tr_comm *world, bool plan_only,
                            .context = (int)config->parallel.context,
                            .expert = (int)config->parallel.expert,
                            .tensor = (int)config->parallel.tensor,
-                           .head_copies = head_copies(config)};
+                           .head_copies = head_copies(config),
+                           .context_heads = (int)config->parallel.context_heads};
     TR_TRY(tr_grid_shape_check(&shape, tr_comm_size(world)));
     tr_job *job = calloc(1, sizeof *job);
     if (!job) abort();
@@ -106,6 +107,8 @@ static tr_dataset_options data_options(const tr_config *c) {
                                 .vocab_size = c->model.vocab_size,
                                 .pad_id = c->data.pad_id,
                                 .mask = c->data.mask,
+                                .documents = c->data.document_mask,
+                                .end_of_document = c->data.end_of_document,
                                 .seed = (uint64_t)c->run.seed};
 }
 

@@ -25,8 +25,7 @@ tr_step *tr_step_create(tr_job *job) {
     tr_step *s = calloc(1, sizeof *s);
     if (!s) abort();
     s->job = job;
-    s->batches = tr_batches_create(job->grid, job->micro_batches, c->training.micro_batch_size,
-                                   c->data.sequence_length);
+    s->batches = tr_batches_create(job->grid, c, job->micro_batches);
     s->loads = tr_model_moe_layers(&c->model) * c->model.num_experts;
     s->sums = calloc((size_t)(S_LOADS + s->loads), sizeof *s->sums);
     if (!s->sums) abort();

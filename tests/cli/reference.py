@@ -7,26 +7,39 @@ def rmsnorm(x, w, eps):
     return x / np.sqrt((x * x).mean(-1, keepdims=True) + eps) * w
 
 
-def rotate(x, theta):
+def rotate(x, theta, position):
     """x [S, heads, D]: pairs (i, i + D/2) turned by position * theta^(-2i/D)."""
-    S, _, D = x.shape
-    angle = np.arange(S)[:, None] * theta ** (-2.0 * np.arange(D // 2) / D)
+    _, _, D = x.shape
+    angle = position[:, None] * theta ** (-2.0 * np.arange(D // 2) / D)
     cos, sin = np.cos(angle)[:, None, :], np.sin(angle)[:, None, :]
     a, b = x[..., : D // 2], x[..., D // 2:]
     return np.concatenate([a * cos - b * sin, b * cos + a * sin], -1)
 
 
-def attention(x, w, prefix, m):
+class Documents:
+    """The documents of a sample: each token is in one, and has a position."""
+
+    def __init__(self, tokens, end=None, reset=False):
+        self.number = np.zeros(len(tokens), int)  # the token that ends a document is its last
+        if end is not None:
+            self.number[1:] = np.cumsum(tokens[:-1] == end)
+        self.position = np.arange(len(tokens))
+        if reset:
+            self.position -= np.searchsorted(self.number, self.number)
+
+
+def attention(x, w, prefix, m, documents):
     S = x.shape[0]
     heads, kv = m["num_attention_heads"], m["num_key_value_heads"]
     D = m.get("head_dim", m["hidden_size"] // heads)
     project = lambda name, n: (x @ w[f"{prefix}.{name}_proj.weight"].T).reshape(S, n, D)
     theta = m.get("rope_theta", 10000.0)
-    q, k = (rotate(project(a, n), theta) for a, n in (("q", heads), ("k", kv)))
+    q, k = (rotate(project(a, n), theta, documents.position) for a, n in (("q", heads), ("k", kv)))
     v = project("v", kv)
     out = np.empty_like(q)
     i = np.arange(S)
     hidden = i[None, :] > i[:, None]
+    hidden |= documents.number[None, :] != documents.number[:, None]
     if m.get("sliding_window"):
         hidden |= i[:, None] - i[None, :] >= m["sliding_window"]
     for h in range(heads):
@@ -124,9 +137,10 @@ def is_moe(m, layer):
         and (layer + 1) % m.get("decoder_sparse_step", 1) == 0
 
 
-def step_loss(w, m, tokens, micro_batch_size, plan=None, pad=-1):
+def step_loss(w, m, tokens, micro_batch_size, plan=None, pad=-1, end=None, reset=False):
     """tokens [batch, S+1] -> (cross-entropy, aux, z) of the step. An empty plan is filled with the
-    routing, a full one is followed. Pads are not predicted, and nothing is predicted from them."""
+    routing, a full one is followed. Pads are not predicted, and nothing is predicted from them.
+    `end` ends documents; with `reset` their positions start again."""
     frozen = bool(plan)
     plan = list(plan) if frozen else plan if plan is not None else []
     eps = m.get("rms_norm_eps", 1e-6)
@@ -137,10 +151,11 @@ def step_loss(w, m, tokens, micro_batch_size, plan=None, pad=-1):
         routers = {i: Router(m, plan, frozen) for i in range(layers) if is_moe(m, i)}
         for row in tokens[b * micro_batch_size:(b + 1) * micro_batch_size]:
             x = w["model.embed_tokens.weight"][row[:-1]]
+            documents = Documents(row[:-1], end, reset)
             for i in range(layers):
                 p = f"model.layers.{i}"
                 x = x + attention(rmsnorm(x, w[f"{p}.input_layernorm.weight"], eps), w,
-                                  f"{p}.self_attn", m)
+                                  f"{p}.self_attn", m, documents)
                 h = rmsnorm(x, w[f"{p}.post_attention_layernorm.weight"], eps)
                 mats = lambda q: [w[f"{q}.{n}_proj.weight"] for n in ("gate", "up", "down")]
                 if i in routers:

@@ -36,8 +36,9 @@ def stages(d):
 
 def lengths_fit(d, length):
     context, rows = d["parallel.context"], d["training.micro_batch_size"] * length
-    return ((context == 1 or length % (2 * context) == 0)
-            and rows // context % d["parallel.tensor"] == 0)
+    heads = d["parallel.context_heads"]
+    halves = 2 if heads % 2 and heads < context else 1
+    return length % (halves * context) == 0 and rows // context % d["parallel.tensor"] == 0
 
 
 def heads_fit(tensor, queries, keys):
@@ -74,13 +75,20 @@ AXES = [
     ("parallel.bucket_elems", [512, 4096, 4194304]),
     ("micro_batches", [1, 2, 3, 4, 5, 6]),
     ("training.micro_batch_size", [1, 2, 3]),
-    ("data.sequence_length", lambda d: [n for n in (24, 25, 32, 36, 48, 64) if lengths_fit(d, n)]),
     ("data.pad_id", [-1, -1, 32]),
+    ("data.document_mask data.end_of_document data.reset_position_ids",
+     [(False, -1, False), (False, -1, False), (True, ord(" "), False), (True, ord("u"), False),
+      (True, ord("u"), True)]),
     ("model.num_hidden_layers", lambda d: range(stages(d), stages(d) + 6)),
     ("model.hidden_size", [24, 32, 40]),
     ("model.num_attention_heads model.num_key_value_heads",
      lambda d: [(q, k) for q, k in ((4, 2), (4, 4), (6, 2), (4, 1), (12, 4), (6, 3))
                 if heads_fit(d["parallel.tensor"], q, k)]),
+    ("parallel.context_heads",
+     lambda d: [n for n in range(1, d["parallel.context"] + 1) if d["parallel.context"] % n == 0
+                and heads_fit(n, *(max(1, d[f"model.num_{heads}_heads"] // d["parallel.tensor"])
+                                   for heads in ("attention", "key_value")))]),
+    ("data.sequence_length", lambda d: [n for n in (24, 25, 32, 36, 48, 64) if lengths_fit(d, n)]),
     ("model.head_dim", [8, 12, 16]),
     ("model.intermediate_size", [48, 40]),
     ("model.vocab_size", [256, 257, 300]),
@@ -109,7 +117,10 @@ AXES = [
      if d["parallel.schedule"] == "gpipe" or d["micro_batches"] == 1 else
      ["micro_batch", "sequence"]),
     ("model.expert_capacity_factor", lambda d: [0, 0, 0.6, 1.3] if moe(d) else [None]),
-    ("model.expert_drop_policy", lambda d: ["position", "probability"] if moe(d) else [None]),
+    # equal tokens at the beginning of documents have equal scores: rounding would choose which of
+    # them is dropped by probability
+    ("model.expert_drop_policy", lambda d: [None] if not moe(d) else
+     ["position"] if d["data.document_mask"] else ["position", "probability"]),
     ("optimizer.clip", [1.0, 0.0]),
 ]
 
@@ -150,8 +161,11 @@ def describe(drawn):
                         ("expert", "ep")):
         size = drawn.get(axis) or drawn.get(f"parallel.{axis}")
         text += f" {short}{size}" if size > 1 else ""
+    if drawn["parallel.context_heads"] > 1:
+        text += f" heads {drawn['parallel.context_heads']}"
     text += f" {drawn['parallel.schedule']} m{drawn['micro_batches']}"
     text += f" L{drawn['model.num_hidden_layers']}"
+    text += " documents" if drawn["data.document_mask"] else ""
     text += f" nodes of {drawn['node']}" if drawn["node"] else ""
     if not moe(drawn):
         return text + " dense"

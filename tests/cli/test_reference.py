@@ -27,17 +27,22 @@ VARIANTS = {
 }
 
 
+DOCUMENTS = {  # name: (kind, model, reset_position_ids)
+    "documents": ("dense", {}, False),
+    "documents with positions of their own": ("moe", {}, True),
+    "documents and a window": ("dense", dict(sliding_window=4), True),
+}
 PADDED = {"moe with pads": ("moe", {}), "moe with pads and capacity": (
     "moe", dict(expert_capacity_factor=0.5))}
 SPACE = 32
 
 
-def one_step(lab, kind, model, pad):
+def one_step(lab, kind, model, pad, **data):
     """Trains a step that changes nothing; returns weights, gradients, tokens and the log's row."""
     config = lab.config(
         "one", kind, model=model,
-        data=dict(sequence_length=S, pad_id=pad), training=dict(steps=1, global_batch_size=BATCH,
-                                                    micro_batch_size=2),
+        data=dict(sequence_length=S, pad_id=pad, **data),
+        training=dict(steps=1, global_batch_size=BATCH, micro_batch_size=2),
         optimizer=dict(learning_rate=1e-30, min_learning_rate=0, warmup_steps=0, clip=0,
                        beta1=0.5), log=dict(samples=True))
     lab.train(config, resume="never")
@@ -50,15 +55,17 @@ def one_step(lab, kind, model, pad):
     return weights, grads, tokens, lab.rows("one")[0]
 
 
-@pytest.mark.parametrize("variant", [*VARIANTS, *PADDED])
+@pytest.mark.parametrize("variant", [*VARIANTS, *PADDED, *DOCUMENTS])
 def test_one_step(lab, variant):
-    kind, changes = {**VARIANTS, **PADDED}[variant]
+    kind, changes, *more = {**VARIANTS, **PADDED, **DOCUMENTS}[variant]
     pad = SPACE if variant in PADDED else -1
+    end, reset = (SPACE, more[0]) if more else (None, False)
+    data = dict(document_mask=True, end_of_document=end, reset_position_ids=reset) if more else {}
     m = {**MODELS[kind], **changes}
-    weights, grads, tokens, row = one_step(lab, kind, changes, pad)
+    weights, grads, tokens, row = one_step(lab, kind, changes, pad, **data)
     assert set(weights) == set(grads)
     plan = []
-    loss, aux, z = step_loss(weights, m, tokens, 2, plan, pad)
+    loss, aux, z = step_loss(weights, m, tokens, 2, plan, pad, end, reset)
     for name, got, want in (("loss", row["loss"], loss), ("aux", row["aux_loss"], aux),
                             ("z", row["z_loss"], z)):
         print(f"{variant}: {name} {got:.9g} against {want:.9g}")
@@ -73,7 +80,7 @@ def test_one_step(lab, variant):
         sides = []
         for sign in (+1, -1):
             moved = {**weights, name: weights[name] + sign * eps * direction}
-            sides.append(sum(step_loss(moved, m, tokens, 2, plan, pad)))
+            sides.append(sum(step_loss(moved, m, tokens, 2, plan, pad, end, reset)))
         want = (sides[0] - sides[1]) / (2 * eps)
         got = (grads[name] * direction).sum()
         error = abs(got - want) / max(abs(want), 1e-12)

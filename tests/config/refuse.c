@@ -113,6 +113,9 @@ static const set_case sets[] = {
     {"=", {"--set: : unknown section"}},
     {"", {"unknown section"}},
     /* combinations */
+    {"data.end_of_document=256", {"value 256 is no token of a vocabulary of 256", "-1 to 255"}},
+    {"data.reset_position_ids=true", {"data.document_mask to true"}},
+    {"parallel.context_heads=2", {"must divide context 1", "use 1"}},
     {"model.num_key_value_heads=3", {"value 3 does not divide num_attention_heads 4", "1, 2 or 4"}},
     {"model.head_dim=15", {"--set model.head_dim: value 15 is odd", "14 or 16"}},
     {"model.hidden_size=66", {"value 66 is not a multiple of num_attention_heads 4"}},

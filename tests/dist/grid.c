@@ -14,6 +14,20 @@ enum { MOST = 16 };
 
 typedef void (*shape_check)(tr_grid_shape shape, int world);
 
+/* With every number of copies of key/value heads, and of ranks that exchange heads. */
+static int for_every_split(tr_grid_shape shape, int world, shape_check check) {
+    int shapes = 0;
+    for (int copies = 1; copies <= shape.tensor; copies++)
+        for (int heads = 1; heads <= shape.context; heads++) {
+            if (shape.tensor % copies != 0 || shape.context % heads != 0) continue;
+            shape.head_copies = copies;
+            shape.context_heads = heads;
+            check(shape, world);
+            shapes++;
+        }
+    return shapes;
+}
+
 static int for_every_shape(shape_check check) {
     int shapes = 0;
     for (int world = 1; world <= MOST; world++)
@@ -22,13 +36,10 @@ static int for_every_shape(shape_check check) {
                 for (int c = 1; p * d * c <= world; c++) {
                     int t = world / (p * d * c);
                     if (p * d * c * t != world) continue;
-                    for (int e = 1; e <= d * c; e++) {
-                        for (int copies = 1; copies <= t && d * c % e == 0; copies++) {
-                            if (t % copies != 0) continue;
-                            check((tr_grid_shape){p, d, c, e, t, copies}, world);
-                            shapes++;
-                        }
-                    }
+                    for (int e = 1; e <= d * c; e++)
+                        if (d * c % e == 0)
+                            shapes +=
+                                for_every_split((tr_grid_shape){p, d, c, e, t, 0, 0}, world, check);
                 }
     return shapes;
 }
@@ -62,6 +73,10 @@ static int size_of(tr_grid_shape s, tr_group group, const tr_grid_place *at) {
         return s.data;
     case TR_GROUP_CONTEXT:
         return s.context;
+    case TR_GROUP_HEADS:
+        return s.context_heads;
+    case TR_GROUP_RING:
+        return s.context / s.context_heads;
     case TR_GROUP_TENSOR:
         return s.tensor;
     case TR_GROUP_EXPERT:
@@ -96,6 +111,10 @@ static int index_of(tr_group group, const tr_grid_place *at) {
         return at->d;
     case TR_GROUP_CONTEXT:
         return at->c;
+    case TR_GROUP_HEADS:
+        return at->c % s->context_heads;
+    case TR_GROUP_RING:
+        return at->c / s->context_heads;
     case TR_GROUP_TENSOR:
         return at->t;
     case TR_GROUP_EXPERT:
@@ -158,7 +177,12 @@ static void check_fixed_coordinates(tr_grid_shape shape, int world) {
                 bool row = g == TR_GROUP_MICRO_BATCH;
                 assert_true(along_p || a.p == b.p);
                 assert_true(along_dc || g == TR_GROUP_DATA || a.d == b.d);
-                assert_true(along_dc || row || g == TR_GROUP_CONTEXT || a.c == b.c);
+                bool along_c = g == TR_GROUP_CONTEXT || g == TR_GROUP_HEADS || g == TR_GROUP_RING;
+                assert_true(along_dc || row || along_c || a.c == b.c);
+                assert_true(g != TR_GROUP_HEADS ||
+                            a.c / shape.context_heads == b.c / shape.context_heads);
+                assert_true(g != TR_GROUP_RING ||
+                            a.c % shape.context_heads == b.c % shape.context_heads);
                 assert_true(along_t || row || g == TR_GROUP_TENSOR || a.t == b.t);
                 assert_true(g != TR_GROUP_HEAD_REPLICA ||
                             a.t / shape.head_copies == b.t / shape.head_copies);
@@ -201,16 +225,17 @@ static void bad_shapes_are_explained(void **state) {
         int world;
         const char *says[4];
     } bad[] = {
-        {{3, 0, 1, 1, 1, 0}, 8, {"pipeline 3", "8 ranks", "1, 2, 4 or 8", "multiple of 3"}},
-        {{2, 0, 2, 1, 4, 0}, 8, {"= 16", "8 ranks", "1, 2, 4 or 8", "multiple of 16"}},
-        {{1, 3, 1, 1, 1, 0}, 4, {"data 3", "4 ranks", "data 4 would fit"}},
-        {{1, 0, 2, 3, 1, 0}, 8, {"expert 3", "data 4 x context 2 = 8", "1, 2, 4 or 8"}},
-        {{1, 0, 1, 2, 1, 0}, 1, {"expert 2", "data 1 x context 1 = 1", "; 1 would"}},
-        {{0, 0, 1, 1, 1, 0}, 4, {"parallel.pipeline is 0", "1 to "}},
-        {{1, 0, 1, 1, -2, 0}, 4, {"parallel.tensor is -2", "1 to "}},
-        {{1, 0, 1, 1, 4, 3}, 4, {"4 tensor ranks", "3 times"}},
-        {{1, -1, 1, 1, 1, 0}, 4, {"data axis is -1", "1 or more"}},
-        {{1 << 20, 0, 1 << 20, 1, 1 << 20, 0}, 4, {"does not divide"}},
+        {{3, 0, 1, 1, 1, 0, 0}, 8, {"pipeline 3", "8 ranks", "1, 2, 4 or 8", "multiple of 3"}},
+        {{2, 0, 2, 1, 4, 0, 0}, 8, {"= 16", "8 ranks", "1, 2, 4 or 8", "multiple of 16"}},
+        {{1, 3, 1, 1, 1, 0, 0}, 4, {"data 3", "4 ranks", "data 4 would fit"}},
+        {{1, 0, 2, 3, 1, 0, 0}, 8, {"expert 3", "data 4 x context 2 = 8", "1, 2, 4 or 8"}},
+        {{1, 0, 1, 2, 1, 0, 0}, 1, {"expert 2", "data 1 x context 1 = 1", "; 1 would"}},
+        {{0, 0, 1, 1, 1, 0, 0}, 4, {"parallel.pipeline is 0", "1 to "}},
+        {{1, 0, 1, 1, -2, 0, 0}, 4, {"parallel.tensor is -2", "1 to "}},
+        {{1, 0, 1, 1, 4, 3, 0}, 4, {"4 tensor ranks", "3 times"}},
+        {{1, 0, 4, 1, 1, 0, 3}, 4, {"4 context ranks", "groups of 3"}},
+        {{1, -1, 1, 1, 1, 0, 0}, 4, {"data axis is -1", "1 or more"}},
+        {{1 << 20, 0, 1 << 20, 1, 1 << 20, 0, 0}, 4, {"does not divide"}},
     };
     for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
         tr_grid_shape shape = bad[i].shape;
