@@ -118,6 +118,15 @@ void tr_router_forward(const tr_moe_layer *layer, const tr_pass *pass, tr_saved 
 /* dx[N_loc,H] += through the router, from dweight[N_loc,k]; with the balance losses. */
 void tr_router_backward(const tr_moe_layer *layer, const tr_pass *pass, const tr_saved *saved,
                         const void *x, const float *dweight, void *dx);
+/* Of whole sequences, where experts take a limited number of their tokens. Device memory. */
+typedef struct {
+    const int32_t *index; /* [B,S,k] */
+    const float *score;   /* [B,S,k] probabilities as they came */
+    const int32_t *taken; /* [B,S,k] index without what was dropped; NULL: without limit */
+} tr_capacity_choices;
+/* Local. Tells the model's watcher what the layer decided (margin.c). */
+void tr_router_show(const tr_moe_layer *layer, const tr_pass *pass, const tr_saved *saved,
+                    const tr_capacity_choices *choices);
 /* Local. Groups over which balance is measured in a micro-batch: 1, or its sequences. */
 int64_t tr_router_groups(const tr_env *c);
 /* Collective on the stage, scope global_batch: replaces the stats of every saved

@@ -29,10 +29,10 @@ typedef struct {
 } tr_model_sums;
 
 /* Told of each training forward of a MoE layer (its number among the MoE layers) of the micro-batch
- * that was loaded last. Host memory, this tensor rank's rows: index [N_loc,k] chosen experts (-1:
- * pad), prob [N_loc,E]. */
+ * that was loaded last. Host memory: index [N,k] the experts that compute each token (-1: a pad, or
+ * dropped), gap [N] by how much probability the narrowest decision about it was made. */
 typedef void (*tr_watch_routing)(void *self, int64_t moe_index, const int32_t *index,
-                                 const float *prob);
+                                 const float *gap);
 
 /* Collective on the expert group. Declares all weights of the whole model, in checkpoint order. */
 tr_model *tr_model_create(const tr_config *config, const tr_grid *grid, tr_device *device);

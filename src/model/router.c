@@ -120,38 +120,24 @@ static const void *gather_sequences(const tr_env *c, const void *mine, tr_dtype 
     return whole;
 }
 
-/* index[N_loc,k] without the pairs beyond the capacity of an expert in a whole sequence. */
-static const int32_t *limit(const tr_env *c, const int32_t *index, const float *score) {
+/* index[N_loc,k] without the pairs beyond the capacity of an expert in a whole sequence;
+ * *choices_p: of all ranks that share the sequences. */
+static const int32_t *limit(const tr_env *c, const int32_t *index, const float *score,
+                            tr_capacity_choices *choices_p) {
     const tr_model_config *m = c->config;
     int cp = c->grid->at.shape.context;
     int64_t E = m->num_experts, k = m->num_experts_per_tok, first = c->first_row * k;
     int64_t capacity =
         (int64_t)ceil((double)(k * c->S) / (double)E * m->expert_capacity_factor - 1e-9);
     int32_t *taken = tr_scratch(c, c->B * c->S * k, TR_I32);
-    const int32_t *all = gather_sequences(c, index, TR_I32);
-    c->kernels->router_capacity(c->stream, taken, all, gather_sequences(c, score, TR_F32), c->B,
-                                c->S, E, k, capacity, m->expert_drop_policy == TR_DROP_PROBABILITY);
+    *choices_p = (tr_capacity_choices){gather_sequences(c, index, TR_I32),
+                                       gather_sequences(c, score, TR_F32), taken};
+    c->kernels->router_capacity(c->stream, taken, choices_p->index, choices_p->score, c->B, c->S, E,
+                                k, capacity, m->expert_drop_policy == TR_DROP_PROBABILITY);
     if (cp == 1) return taken + first;
     int32_t *parts = tr_scratch(c, c->B * c->S * k, TR_I32);
     reorder(c, taken, parts, sizeof *parts, false);
     return parts + c->grid->at.c * c->N * k + first;
-}
-
-/* Shows the decisions to whoever watches. */
-static void show(const tr_moe_layer *l, const tr_pass *pass, const tr_saved *saved) {
-    const tr_env *c = pass->c;
-    int64_t E = c->config->num_experts, pairs = c->N_loc * c->config->num_experts_per_tok;
-    int32_t *index = malloc((size_t)pairs * sizeof *index + 1);
-    float *prob = malloc((size_t)(c->N_loc * E) * sizeof *prob + 1);
-    if (!index || !prob) abort();
-    c->device->copy(c->stream, index, saved->t[TR_SAVED_INDEX], (size_t)pairs * sizeof *index,
-                    TR_TO_HOST);
-    c->device->copy(c->stream, prob, saved->t[TR_SAVED_PROB], (size_t)(c->N_loc * E) * sizeof *prob,
-                    TR_TO_HOST);
-    c->device->stream_wait(c->stream);
-    c->watch(c->watch_self, l->moe_index, index, prob);
-    free(index);
-    free(prob);
 }
 
 static tr_routing routing(const tr_model_config *m, bool renormalise) {
@@ -174,18 +160,19 @@ void tr_router_forward(const tr_moe_layer *l, const tr_pass *pass, tr_saved *sav
     float *logits = tr_scratch(c, c->N_loc * E, TR_F32), *score = tr_scratch(c, pairs, TR_F32);
     tr_linear(c, logits, TR_F32, x, tr_param_at(c, l->router), c->N_loc, 0);
     const int32_t *taken = index;
+    tr_capacity_choices choices = {0};
     if (m->expert_capacity_factor > 0) { /* capacity by score looks at weights as they came */
         tr_routing plain = routing(m, false);
         c->kernels->router_forward(c->stream, &plain, logits, pass->valid, prob, lse, index, score,
                                    c->N_loc);
-        taken = limit(c, index, score);
+        taken = limit(c, index, score, &choices);
     }
     tr_routing how = routing(m, m->norm_topk_prob);
     c->kernels->router_forward(c->stream, &how, logits, pass->valid, prob, lse, index, weight,
                                c->N_loc);
     tr_exchange_plan(pass, saved, taken, weight);
     measure(l, pass, saved);
-    if (c->watch && pass->training) show(l, pass, saved);
+    if (c->watch && pass->training) tr_router_show(l, pass, saved, &choices);
     tr_arena_release(c->scratch, mark);
 }
 

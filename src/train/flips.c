@@ -1,8 +1,6 @@
 /* flips.c - collects routing decisions and compares two jobs'. Floor: train. */
 #include "train/flips.h"
 
-#include "train/routing.h"
-
 #include <stdlib.h>
 #include <string.h>
 
@@ -41,15 +39,14 @@ static int by_number(const void *a, const void *b) {
     return (x > y) - (x < y);
 }
 
-static void watch(void *self, int64_t layer, const int32_t *index, const float *prob) {
+static void watch(void *self, int64_t layer, const int32_t *index, const float *gap) {
     tr_routes *r = self;
-    const tr_model_config *m = &r->job->config->model;
     int64_t N = tr_batches_rows(r->batches);
     reserve(r, r->count + N);
     for (int64_t n = 0; n < N; n++, r->count++) {
         int32_t *chosen = r->chosen + r->count * r->k;
         r->place[r->count] = layer * r->tokens + tr_batches_token(r->batches, n);
-        r->gap[r->count] = (float)tr_routing_gap(m, prob + n * m->num_experts, index + n * r->k);
+        r->gap[r->count] = gap[n];
         memcpy(chosen, index + n * r->k, (size_t)r->k * sizeof *chosen);
         qsort(chosen, (size_t)r->k, sizeof *chosen, by_number);
     }
@@ -141,16 +138,30 @@ static int by_place(const void *a, const void *b) {
     return (x->position > y->position) - (x->position < y->position);
 }
 
+/* Flips [first, last) of one sequence, by layer. In the earliest layer each must be a near tie of
+ * its own; where experts have a capacity, one of them is the cause, and it moved the others into
+ * the places it left or out of those it took. */
+static void tell_causes(tr_flips *out, int64_t first, int64_t last, bool capacity) {
+    int64_t narrowest = first;
+    for (int64_t i = first; i < last && out->flips[i].layer == out->flips[first].layer; i++)
+        if (out->flips[i].gap < out->flips[narrowest].gap) narrowest = i;
+    for (int64_t i = first; i < last; i++) {
+        tr_flip *f = &out->flips[i];
+        f->caused = f->layer > out->flips[first].layer || (capacity && i != narrowest);
+        if (!f->caused && f->gap > out->gap) out->gap = f->gap;
+    }
+}
+
 /* Orders what was found, tells causes from consequences, and counts what the grid left out. */
 static void conclude(search *s) {
     tr_flips *out = s->out;
+    bool capacity = s->one->job->config->model.expert_capacity_factor > 0;
     qsort(out->flips, (size_t)out->count, sizeof *out->flips, by_place);
-    for (int64_t i = 0, first = 0; i < out->count; i++) {
-        tr_flip *f = &out->flips[i];
-        if (f->sequence != out->flips[first].sequence) first = i;
-        f->caused = f->layer > out->flips[first].layer;
-        if (!f->caused && f->gap > out->gap) out->gap = f->gap;
-    }
+    for (int64_t first = 0, i = 1; i <= out->count; i++)
+        if (i == out->count || out->flips[i].sequence != out->flips[first].sequence) {
+            tell_causes(out, first, i, capacity);
+            first = i;
+        }
     for (int64_t i = 0; i < s->places; i++) out->unseen += s->row[i] >= 0 && !s->seen[i];
 }
 

@@ -3,7 +3,8 @@
  * The k-th and the next expert of a token may score so alike that the order of a float32 sum
  * decides between them. From such a token on the two jobs compute different functions: a difference
  * that must be told from an error. A token may differ without a near tie only after another of its
- * sequence did in an earlier layer, since attention passes the change on. */
+ * sequence did: in an earlier layer, for attention passes the change on, or in the same one where
+ * experts take a limited number of a sequence's tokens. */
 #pragma once
 #include "train/step.h"
 
@@ -18,8 +19,8 @@ void tr_routes_clear(tr_routes *routes);
 typedef struct {
     int64_t layer;              /* among the MoE layers */
     int64_t sequence, position; /* the token's, in the step's batch */
-    double gap;                 /* the smaller of the two jobs' (tr_routing_gap) */
-    bool caused;                /* by an earlier layer's flip in its sequence */
+    double gap;                 /* the smaller of the two jobs' (tr_watch_routing) */
+    bool caused;                /* by another flip in its sequence */
 } tr_flip;
 
 typedef struct {

@@ -194,6 +194,7 @@ static tr_status lay_aside(shrinker *s) {
     add(&given, "data.train=[]");
     add(&given, "data.validation=[]");
     add(&given, "training.evaluate_every=0");
+    add(&given, "parallel.expert_exchange_dtype=same");
     if (c->training.steps < 2) add(&given, "training.steps=2");
     if (c->parallel.bucket_elems > 4096) add(&given, "parallel.bucket_elems=4096");
     return change(s, &given);

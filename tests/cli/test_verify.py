@@ -10,7 +10,7 @@ os.environ["OMPI_MCA_odls_base_sigkill_timeout"] = "1"
 
 GRIDS = {  # name: (kind, ranks, parallel settings, more sections)
     "one rank": ("moe", 1, {}, {}),
-    "dense pp2 x cp2": ("dense", 4, dict(pipeline=2, context=2), dict(
+    "dense pp2 x cp2 zb_v": ("dense", 4, dict(pipeline=2, context=2, schedule="zb_v"), dict(
         model=dict(tie_word_embeddings=True, sliding_window=9))),
     "uneven pp3 gpipe": ("moe", 3, dict(pipeline=3, schedule="gpipe", recompute="full"), dict(
         model=dict(num_hidden_layers=10, decoder_sparse_step=2))),
@@ -19,6 +19,8 @@ GRIDS = {  # name: (kind, ranks, parallel settings, more sections)
     "ep4 of 10, capacity, bfloat16 on the way": (
         "moe", 4, dict(expert=4, expert_exchange_dtype="bfloat16"),
         dict(model=dict(num_experts=10, expert_capacity_factor=0.7))),
+    "dp2 x cp2 x tp2, ep2": ("moe", 8, dict(context=2, expert=2, tensor=2), dict(
+        model=dict(expert_capacity_factor=0.7, expert_drop_policy="probability"))),
     "aux per global batch": ("moe", 4, dict(pipeline=2, expert=2, schedule="gpipe"), dict(
         model=dict(router_aux_loss_scope="global_batch"), data=dict(pad_id=0))),
 }
