@@ -254,10 +254,9 @@ static bool found_near_ties(verification *v, int step) {
     const tr_flips *flips = &v->c.step[step].flips;
     int64_t found = v->root && flips->count > 0 && flips->gap <= v->c.step[step].limits.gap;
     if (found)
-        tr_say(
-            "step %d     %lld token%s routed differently by a near tie (score gap %.1e at most): "
-            "again with other samples",
-            step + 1, (long long)flips->count, flips->count == 1 ? "" : "s", flips->gap);
+        tr_say("step %d     again with other samples: a near tie (score gap %.1e) routed %lld "
+               "token%s differently",
+               step + 1, flips->gap, (long long)flips->count, flips->count == 1 ? "" : "s");
     tr_end(tr_broadcast_begin(v->world, NULL, 0, &found, sizeof found));
     return found;
 }
