@@ -114,9 +114,9 @@ static void apply_edges(const edges *e, const tr_env *c, int64_t n, int32_t *ind
     for (int64_t j = 0; j < k; j++) {
         int64_t i = (b * c->S + position) * k + j, place = b * m->num_experts + index[j];
         if (index[j] < 0) continue;
-        float margin = e->taken[i] >= 0 ? e->score[i] - e->most_dropped[place]
+        float narrow = e->taken[i] >= 0 ? e->score[i] - e->most_dropped[place]
                                         : e->least_kept[place] - e->score[i];
-        if (m->expert_drop_policy == TR_DROP_PROBABILITY && margin < *gap) *gap = margin;
+        if (m->expert_drop_policy == TR_DROP_PROBABILITY && narrow < *gap) *gap = narrow;
         index[j] = e->taken[i];
     }
 }
