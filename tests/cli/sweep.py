@@ -73,6 +73,8 @@ AXES = [
      [2] if d["parallel.schedule"] in ("zb_v", "dualpipe_v") else [1]),
     ("parallel.recompute", ["none", "selective", "full"]),
     ("parallel.bucket_elems", [512, 4096, 4194304]),
+    ("parallel.zero", [1, 2, 3]),
+    ("parallel.overlap", [True, False]),
     ("micro_batches", [1, 2, 3, 4, 5, 6]),
     ("training.micro_batch_size", [1, 2, 3]),
     ("data.pad_id", [-1, -1, 32]),
@@ -166,7 +168,7 @@ def describe(drawn):
         text += f" {short}{size}" if size > 1 else ""
     if drawn["parallel.context_heads"] > 1:
         text += f" heads {drawn['parallel.context_heads']}"
-    text += f" {drawn['parallel.schedule']} m{drawn['micro_batches']}"
+    text += f" {drawn['parallel.schedule']} m{drawn['micro_batches']} zero{drawn['parallel.zero']}"
     text += f" L{drawn['model.num_hidden_layers']}"
     text += " documents" if drawn["data.document_mask"] else ""
     text += f" nodes of {drawn['node']}" if drawn["node"] else ""
