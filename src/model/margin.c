@@ -109,8 +109,7 @@ static void edges_free(edges *e) {
 static void apply_edges(const edges *e, const tr_env *c, int64_t n, int32_t *index, float *gap) {
     const tr_model_config *m = c->config;
     int64_t k = m->num_experts_per_tok, row = c->first_row + n, b = row / c->S_loc;
-    int64_t position =
-        tr_ring_position(c->S, c->grid->at.shape.context, c->grid->at.c, row % c->S_loc);
+    int64_t position = tr_sequence_position(&c->cut, c->grid->at.c, row % c->S_loc);
     for (int64_t j = 0; j < k; j++) {
         int64_t i = (b * c->S + position) * k + j, place = b * m->num_experts + index[j];
         if (index[j] < 0) continue;
