@@ -209,7 +209,8 @@ struct tr_kernels {
     void (*moe_sort)(tr_stream *s, int64_t *offsets, int32_t *row_of, int32_t *pair_of,
                      const int32_t *index, const int32_t *place /* [E], nullable */, int64_t N,
                      int64_t P, int64_t k);
-    /* The types of y (dy) and x are t and t, or F32 and BF16 either way.
+    /* The types of y (dy) and x are one, or F32 and BF16 either way. Rows without weights that keep
+     * their type are copied bit by bit.
      * y[r,:] = (weight ? weight[from[r]] : 1) * x[from[r] / divisor, :] */
     void (*gather_rows)(tr_stream *s, tr_dtype y_t, void *y, tr_dtype x_t, const void *x,
                         const int32_t *from /* [R] */, int64_t divisor, const float *weight,
