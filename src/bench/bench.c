@@ -49,6 +49,7 @@ static tr_status measure(tr_lab *lab, bool kernels, bool comm, bool train) {
     }
     if (comm) {
         tr_bench_sum(lab);
+        TR_TRY(tr_bench_overlap(lab));
         tr_bench_context(lab);
         tr_bench_exchange(lab);
         TR_TRY(tr_bench_checkpoint(lab));

@@ -12,6 +12,7 @@ void tr_bench_experts(tr_lab *lab);   /* a mixture-of-experts layer against a de
 void tr_bench_sum(tr_lab *lab);             /* gradients' sum over the ranks */
 void tr_bench_context(tr_lab *lab);         /* attention of context ranks against one rank */
 void tr_bench_exchange(tr_lab *lab);        /* rows to experts: by node against flat */
+tr_status tr_bench_overlap(tr_lab *lab);    /* what of the reduction hides under the backward */
 tr_status tr_bench_checkpoint(tr_lab *lab); /* save and load against raw writes and reads */
 
 /* train */

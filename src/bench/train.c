@@ -1,92 +1,17 @@
 /* train.c - whole training steps on random tokens: speed, memory, and what a second rank gains,
  * data parallel or tensor parallel. Floor: bench. */
 #include "bench/groups.h"
-
-#include "base/rng.h"
-#include "model/gradient.h"
-#include "train/optimizer.h"
+#include "bench/stepper.h"
 
 #include <math.h>
-#include <stdlib.h>
 #include <string.h>
 
-/* A job and what its steps work on. */
-typedef struct {
-    tr_lab *lab;
-    tr_comm *comm;
-    tr_config *config;
-    tr_job *job;
-    int64_t T, updates;
-    int32_t *token, *label; /* one micro-batch */
-    uint8_t *valid;
-    double norm; /* of the last step's gradient */
-} stepper;
-
-static void load(void *self, int64_t i, tr_micro_batch *batch) {
-    const stepper *s = self;
-    (void)i;
-    *batch = (tr_micro_batch){.token = s->token, .label = s->label, .valid = s->valid};
-}
-
-/* What the trainer does between reading samples and writing metrics. */
-static void step(void *self) {
-    stepper *s = self;
-    const tr_config *c = s->config;
-    tr_registry *r = tr_model_registry(s->job->model);
-    double squares = 0;
-    tr_model_begin_step(s->job->model, s->job->micro_batches * s->job->grid->at.shape.data,
-                        1.0f / (float)(c->training.global_batch_size * s->T));
-    tr_pipeline_train(s->job->pipeline, load, s);
-    tr_gradients_reduce(r, s->job->grid, &squares);
-    tr_end(tr_all_reduce_begin(s->comm, NULL, TR_SUM, TR_F64, &squares, 1));
-    s->norm = sqrt(squares);
-    double scale = c->optimizer.clip > 0 ? c->optimizer.clip / (s->norm + 1e-6) : 1;
-    tr_optimizer_step o = {1e-4,
-                           c->optimizer.beta1,
-                           c->optimizer.beta2,
-                           c->optimizer.epsilon,
-                           c->optimizer.weight_decay,
-                           ++s->updates};
-    tr_optimizer_update(r, &o, scale < 1 ? scale : 1);
-}
-
-/* Collective on comm. */
-static tr_status open(stepper *s, tr_lab *lab, tr_comm *comm, tr_dtype t, int64_t batch,
-                      const char *const *sets) {
-    *s = (stepper){.lab = lab, .comm = comm};
-    TR_TRY(tr_lab_job(lab, comm, t, batch, sets, &s->config, &s->job));
-    TR_TRY(tr_job_init_weights(s->job));
-    size_t most = (size_t)(s->config->training.micro_batch_size * lab->T);
-    s->token = malloc(most * sizeof *s->token);
-    s->label = malloc(most * sizeof *s->label);
-    s->valid = malloc(most);
-    if (!s->token || !s->label || !s->valid) abort();
-    memset(s->valid, 1, most);
-    uint64_t V = (uint64_t)s->config->model.vocab_size, d = (uint64_t)s->job->grid->at.d;
-    for (size_t i = 0; i < most; i++) {
-        s->token[i] = (int32_t)(tr_random_u64(2, d, i) % V);
-        s->label[i] = (int32_t)(tr_random_u64(3, d, i) % V);
-    }
-    return TR_OK;
-}
-
-static void close(stepper *s) {
-    tr_job_destroy(s->job);
-    tr_config_destroy(s->config);
-    free(s->token);
-    free(s->label);
-    free(s->valid);
-}
-
 /* Collective on s->comm. *flops_p: operations a second of its ranks together, at length T. */
-static tr_status speed(stepper *s, int64_t T, double *gflops_p) {
+static tr_status speed(tr_stepper *s, int64_t T, double *gflops_p) {
     const tr_config *c = s->config;
-    s->T = T;
-    tr_pipeline_destroy(s->job->pipeline);
-    s->job->pipeline = NULL;
-    TR_TRY(tr_pipeline_create(s->job->model, s->job->grid, c, s->job->micro_batches,
-                              c->training.micro_batch_size, T, &s->job->pipeline));
-    double seconds = tr_lab_time(s->lab, s->comm, 0.5 * (double)s->lab->repeats, step, s);
+    TR_TRY(tr_stepper_shape(s, T));
+    double seconds =
+        tr_lab_time(s->lab, s->comm, 0.5 * (double)s->lab->repeats, tr_stepper_step, s);
     if (!isfinite(s->norm))
         return tr_fail(TR_ERR_INTERNAL, "a training step's gradient is not finite");
     *gflops_p = 1e-9 * tr_model_flops_per_token(s->job->model, T) *
@@ -98,7 +23,7 @@ static int64_t shorter(const tr_lab *lab) {
     return lab->T / 16 > 0 ? lab->T / 16 : 1;
 }
 
-static tr_status speed_row(stepper *s, tr_dtype t, int64_t T, double target, double *gflops_p) {
+static tr_status speed_row(tr_stepper *s, tr_dtype t, int64_t T, double target, double *gflops_p) {
     tr_lab *lab = s->lab;
     double peak = tr_lab_peak(lab, t);
     tr_row_begin(&lab->table, "training step %s, B %lld, T %lld", tr_lab_dtype(t),
@@ -126,16 +51,16 @@ static void memory_row(tr_lab *lab, tr_dtype t) {
 
 /* Both lengths of one type. *gflops_p: of the long one. */
 static tr_status type_rows(tr_lab *lab, tr_dtype t, double *gflops_p) {
-    stepper s;
+    tr_stepper s;
     double few = 0;
     tr_resident_restart();
-    tr_status status = open(&s, lab, lab->world, t, lab->B, NULL);
+    tr_status status = tr_stepper_open(&s, lab, lab->world, t, lab->B, NULL);
     if (status == TR_OK) status = speed_row(&s, t, lab->T, t == TR_F32 ? 0.75 : 0.65, gflops_p);
     if (status == TR_OK) {
         memory_row(lab, t);
         status = speed_row(&s, t, shorter(lab), t == TR_F32 ? 0.65 : 0.48, &few);
     }
-    close(&s);
+    tr_stepper_close(&s);
     return status;
 }
 
@@ -151,10 +76,10 @@ typedef struct {
 
 static void one_rank(void *self) {
     single *a = self;
-    stepper s;
-    a->status = open(&s, a->lab, a->lab->alone, TR_F32, a->batch, a->sets);
+    tr_stepper s;
+    a->status = tr_stepper_open(&s, a->lab, a->lab->alone, TR_F32, a->batch, a->sets);
     if (a->status == TR_OK) a->status = speed(&s, a->lab->T, &a->gflops);
-    close(&s);
+    tr_stepper_close(&s);
 }
 
 /* Both ranks' speed against what one reaches with `batch` sequences while the other sleeps. */
@@ -192,13 +117,13 @@ static tr_status tensor_row(tr_lab *lab) {
                                        "training.micro_batch_size=1",
                                        "parallel.tensor=2",
                                        NULL};
-    stepper s;
+    tr_stepper s;
     double both = 0;
     tr_row_begin(&lab->table, "tensor parallel fp32; base 1 rank");
     if (!two_ranks(lab)) return TR_OK;
-    tr_status status = open(&s, lab, lab->world, TR_F32, 1, sets);
+    tr_status status = tr_stepper_open(&s, lab, lab->world, TR_F32, 1, sets);
     if (status == TR_OK) status = speed(&s, lab->T, &both);
-    close(&s);
+    tr_stepper_close(&s);
     TR_TRY(status);
     const char *alone[sizeof sets / sizeof *sets] = {NULL};
     memcpy(alone, sets, sizeof sets - 2 * sizeof *sets); /* all but the group */
