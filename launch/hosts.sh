@@ -36,6 +36,12 @@ shift
 ranks=""
 if [ "$1" = -n ]; then
     if [ $# -lt 3 ]; then usage; fi
+    case $2 in
+    *[!0-9]* | "" | 0*)
+        echo "error: -n $2: RANKS must be a whole number, at least 1" >&2
+        exit 64
+        ;;
+    esac
     ranks="-n $2"
     shift 2
 fi
@@ -44,7 +50,17 @@ if [ ! -f "$hosts" ]; then
     echo "error: $hosts: no such file; it lists the machines, a line 'NAME slots=RANKS' each" >&2
     exit 66
 fi
-if [ ! -x "$program" ]; then
+# Names, and what is not NAME or NAME slots=RANKS (mpirun knows more words; a typing error in one
+# makes it fail without a reason).
+lines=$(sed -e 's/#.*//' -e 's/[[:space:]]\{1,\}/ /g' -e 's/^ //' -e 's/ $//' -e '/^$/d' "$hosts")
+names=$(echo "$lines" | cut -d ' ' -f 1 | sort -u)
+odd=$(echo "$lines" | grep 'slots *=' | grep -vE 'slots *= *[1-9][0-9]*( |$)' | head -n 1)
+if [ -z "$names" ] || [ -n "$odd" ]; then
+    echo "error: $hosts: ${odd:-no machine in it}; it lists the machines, a line" \
+        "'NAME slots=RANKS' each" >&2
+    exit 64
+fi
+if [ ! -x "$program" ] || [ -d "$program" ]; then
     echo "error: $program: no such program here; build it (cmake --build --preset release)" >&2
     exit 66
 fi
@@ -57,7 +73,6 @@ mine=$(cksum <"$program")
 look="cd '$PWD' && cksum <'$program'"
 answers=$(mktemp -d)
 trap 'rm -rf "$answers"' EXIT
-names=$(sed -e 's/#.*//' -e 's/^[[:space:]]*//' -e '/^$/d' "$hosts" | cut -d ' ' -f 1 | sort -u)
 for name in $names; do
     case $name in
     localhost | "$(hostname)") echo "$mine" >"$answers/$name" ;; # needs no ssh
@@ -68,7 +83,7 @@ wait
 wrong=0
 for name in $names; do
     if [ ! -s "$answers/$name" ]; then
-        echo "error: $name: $(head -n 1 "$answers/$name.error"); it must answer" \
+        echo "error: $name: $(head -n 1 "$answers/$name.error" | tr -d '\r'); it must answer" \
             "'$agent $name', and hold $program in $PWD" >&2
         wrong=1
     elif [ "$(cat "$answers/$name")" != "$mine" ]; then

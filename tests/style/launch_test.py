@@ -4,6 +4,7 @@ import os
 import pathlib
 import shutil
 import subprocess
+import tempfile
 import unittest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -41,6 +42,26 @@ class Launch(unittest.TestCase):
         mine = {name: "7" for name in names}
         for shell in SHELLS:
             self.assertEqual(settings(shell, ". launch/env.sh", **mine), mine, shell)
+
+    def test_wrong_calls_are_named(self):
+        def refused(text, *words):
+            done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=60,
+                                  env={"PATH": os.environ["PATH"]}, check=False)
+            self.assertEqual(done.returncode, 64, (words, done))
+            self.assertIn(text, done.stderr)
+
+        refused("sbatch launch/slurm.sbatch CONFIG", "bash", "launch/slurm.sbatch", "x.yaml")
+        with tempfile.TemporaryDirectory() as folder:
+            hosts = pathlib.Path(folder) / "hosts"
+
+            def hosts_refused(text, lines, *words):
+                hosts.write_text(lines)
+                refused(text, "launch/hosts.sh", str(hosts), *words, "launch/env.sh")
+
+            for number in ("0", "-3", "x", ""):
+                hosts_refused(f"-n {number}: RANKS", "localhost slots=2\n", "-n", number)
+            hosts_refused("no machine in it", "# none\n\n")
+            hosts_refused("node1 slots=two", "localhost slots=2\nnode1\tslots=two # ?\n")
 
     def test_syntax(self):
         scripts = sorted((ROOT / "launch").glob("*.sh"))
