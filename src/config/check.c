@@ -8,7 +8,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { MAX_MICRO_BATCHES = 1 << 20 }; /* of a rank in one step: a schedule lists them all */
+/* A schedule lists all micro-batches of a step, and each rank proves the lists of all stages. */
+enum { MAX_MICRO_BATCHES = 1 << 20, MAX_PASSES = 1 << 22 };
 
 /* ---- refusing by key ---- */
 
@@ -441,6 +442,14 @@ tr_status tr_config_check_world(const tr_config *config, int world, int64_t *dat
                       "makes %lld micro-batches a rank in one step, at most %d are possible; raise "
                       "micro_batch_size or start more ranks",
                       (long long)micro_batches, MAX_MICRO_BATCHES);
+    int64_t stages = pipeline * config->parallel.virtual_stages;
+    if (micro_batches > MAX_PASSES / stages)
+        return refuse(config, "training.global_batch_size",
+                      "makes %lld micro-batches a rank in one step, at most %lld are possible with "
+                      "pipeline %lld * virtual_stages %lld; raise micro_batch_size or use fewer "
+                      "stages",
+                      (long long)micro_batches, (long long)(MAX_PASSES / stages),
+                      (long long)pipeline, (long long)config->parallel.virtual_stages);
     if (config->model.num_experts > 0 && config->parallel.schedule != TR_SCHEDULE_GPIPE &&
         config->model.router_aux_loss_scope == TR_AUX_GLOBAL_BATCH && micro_batches > 1)
         return refuse(config, "model.router_aux_loss_scope",

@@ -102,10 +102,14 @@ tr_timeline tr_simulate(const tr_schedule *lists, const tr_schedule_shape *shape
         out.spans[r] = calloc((size_t)lists[r].count + 1, sizeof *out.spans[r]);
         if (!out.spans[r]) abort();
     }
-    for (bool moved = true; moved;) {
+    /* Forwards go up the ranks and backwards down: so do the rounds, in turn. */
+    bool moved = true;
+    for (int64_t round = 0; moved; round++) {
         moved = false;
-        for (int64_t r = 0; r < ranks; r++)
+        for (int64_t i = 0; i < ranks; i++) {
+            int64_t r = round % 2 ? ranks - 1 - i : i;
             while (s.next[r] < lists[r].count && step(&s, r)) moved = true;
+        }
     }
     measure(&s);
     free(s.forward);

@@ -259,9 +259,12 @@ tr_status tr_schedules_prove(const tr_schedule *lists, const tr_schedule_shape *
             p.slots[r][i] = (slot_state){none, none, none, none, none};
     }
     tr_status status = TR_OK;
-    for (bool moved = true; moved && status == TR_OK;) {
+    /* Forwards go up the ranks and backwards down: so do the rounds, in turn. */
+    bool moved = true;
+    for (int64_t round = 0; moved && status == TR_OK; round++) {
         moved = false;
-        for (int64_t r = 0; r < ranks && status == TR_OK; r++) status = go_on(&p, r, &moved);
+        for (int64_t i = 0; i < ranks && status == TR_OK; i++)
+            status = go_on(&p, round % 2 ? ranks - 1 - i : i, &moved);
     }
     if (status == TR_OK) status = finished(&p);
     for (int64_t r = 0; r < ranks; r++) free(p.slots[r]);

@@ -50,12 +50,24 @@ def test_many_ranks_and_micro_batches_fit(lab):
     assert said.count("rank ") >= 64
 
 
+@pytest.mark.parametrize("kind,ranks", [("1f1b", 30000), ("zb_v", 4000)])
+def test_thousands_of_ranks_take_seconds(lab, kind, ranks):
+    """Every backward goes down all ranks: no time that grows with their square."""
+    config = lab.config("plan", model=dict(num_hidden_layers=30000))
+    said = lab.run("plan", config, "--schedule", "--set", f"parallel.pipeline={ranks}", "--set",
+                   f"parallel.schedule={kind}", "--set", "training.global_batch_size=1",
+                   timeout=60).stdout
+    assert said.count("rank ") >= ranks
+
+
 def test_what_is_impossible_is_named(lab):
     for kind, words, code, text in [
             ("zb_v", ["--set", "parallel.pipeline=5"], 64, "use a pipeline of 1 to 4"),
             ("interleaved", ["--set", "parallel.virtual_stages=1"], 64, "use 2 or more"),
             ("1f1b", ["--set", "parallel.virtual_stages=2"], 64, "to interleaved"),
             ("1f1b", ["--world", "6"], 64, "divide the 6 ranks"),
+            ("zb_v", ["--set", "training.global_batch_size=1048578"], 64,
+             "at most 524288 are possible with pipeline 4 * virtual_stages 2"),
             ("1f1b", ["--trace", "no/such/folder"], 74, "cannot write no/such/folder")]:
         assert text in plan(lab, kind, *words, code=code).stderr
     assert "--schedule" in lab.run("plan", lab.config("plan"), code=64).stderr
