@@ -204,10 +204,11 @@ static tr_status steps(loop *l) {
                            "(training.max_skipped_steps); lower optimizer.learning_rate and resume "
                            "from an earlier checkpoint",
                            (long long)job->at.step, (long long)job->at.skipped_in_row);
-        TR_TRY(trace_step(l, job->at.step >= l->traced_to));
+        tr_status traced = trace_step(l, job->at.step >= l->traced_to);
         bool stop = stop_asked(job), done = job->at.step == c->training.steps;
         if (stop || due(job->at.step, c->checkpoint.every, c->training.steps))
             TR_TRY(tr_job_save(job));
+        TR_TRY(traced); /* a trace that cannot be written costs no step */
         if (stop && !done) return TR_STOPPED;
     }
     return TR_OK;

@@ -3,7 +3,7 @@ which shows every action of the schedule in its order; tracing changes no result
 import json
 
 import pytest
-from jobs import check_same_run, small
+from jobs import check_same_run, saved_steps, small
 
 GRID = dict(parallel=dict(pipeline=2, expert=2))
 
@@ -66,3 +66,14 @@ def test_how_many_steps(lab, steps, want):
     lab.train(run)
     names = [e["name"] for e in read(lab, "run", 0) if e["ph"] == "B"]
     assert names.count("update of weights") == want
+
+
+def test_trace_that_cannot_be_written_costs_no_step(lab):
+    config = small(lab, "run", training=dict(steps=10, evaluate_every=0),
+                   log=dict(trace=True, trace_steps=5))
+    (lab.path / "runs/run").mkdir(parents=True)
+    (lab.path / "runs/run/trace-1.json").symlink_to("/dev/full")
+    done = lab.train(config, ranks=2, code=74)
+    assert "cannot write runs/run/trace-1.json: No space left on device" in done.stderr
+    assert done.stderr.count("error:") == 1
+    assert saved_steps(lab, "run") == [5] and len(lab.rows("run")) == 5
