@@ -85,8 +85,9 @@ static void unmap_shared(tr_comm *comm, tr_memory *memory) {
     memory->own = NULL;
 }
 
-/* Collective. Fills memory->own and ->peer on all ranks, or on none and returns false. */
-static bool create_shared(tr_comm *comm, tr_memory *memory) {
+/* Collective. Fills memory->own and ->peer on all ranks and returns 0; or on none, and returns some
+ * rank's errno. */
+static int create_shared(tr_comm *comm, tr_memory *memory) {
     file_card *cards = calloc((size_t)comm->size, sizeof *cards);
     memory->peer = calloc((size_t)comm->node_size, sizeof *memory->peer);
     if (!cards || !memory->peer) tr_abort("no memory for a table of %d ranks", comm->size);
@@ -105,14 +106,31 @@ static bool create_shared(tr_comm *comm, tr_memory *memory) {
     tr_end(tr_all_reduce_begin(comm, NULL, TR_MAX, TR_I32, &failure, 1));
     if (mine->fd >= 0) close((int)mine->fd);
     free(cards);
-    if (failure == 0) return true;
-    unmap_shared(comm, memory);
-    if (!comm->runtime->map_warned)
+    if (failure != 0) unmap_shared(comm, memory);
+    return failure;
+}
+
+/* Collective. Memory of this rank alone; where some rank has none, the first of them ends the job.
+ */
+static void create_private(tr_comm *comm, tr_memory *memory) {
+    const tr_allocator *host = tr_host_allocator();
+    memory->own = host->alloc(host->self, (size_t)memory->bytes);
+    int32_t first = memory->own ? -comm->size : -comm->rank;
+    if (comm->size > 1) tr_end(tr_all_reduce_begin(comm, NULL, TR_MAX, TR_I32, &first, 1));
+    if (first == -comm->rank)
+        tr_abort("no memory: %lld bytes for weights or gradients; use a smaller model, or more "
+                 "ranks on other machines",
+                 (long long)memory->bytes);
+    if (first != -comm->size) tr_end(tr_barrier_begin(comm)); /* for the end */
+    memset(memory->own, 0, (size_t)memory->bytes);
+}
+
+static void warn_of_private(tr_runtime *runtime, int failure) {
+    if (!runtime->map_warned)
         tr_warn("ranks of one node cannot map each other's memory (%s): they reduce through MPI, "
                 "several times slower; start them in one container, as one user",
                 strerror(failure));
-    comm->runtime->map_warned = true;
-    return false;
+    runtime->map_warned = true;
 }
 
 int64_t tr_comm_memory_bytes(int64_t bytes) {
@@ -136,16 +154,10 @@ tr_memory *tr_memory_create(tr_comm *comm, int64_t bytes) {
     if (!memory) tr_abort("no memory");
     memory->bytes = tr_comm_memory_bytes(bytes);
     bool shared = comm->may_share && tr_comm_get_switches()->shared && !comm->map_failed;
-    if (!shared || !create_shared(comm, memory)) {
-        comm->map_failed |= shared; /* once is enough */
-        const tr_allocator *host = tr_host_allocator();
-        memory->own = host->alloc(host->self, (size_t)memory->bytes);
-        if (!memory->own)
-            tr_abort("no memory: %lld bytes for weights or gradients; use a smaller model, or more "
-                     "ranks on other machines",
-                     (long long)bytes);
-        memset(memory->own, 0, (size_t)memory->bytes);
-    }
+    int failure = shared ? create_shared(comm, memory) : 0;
+    if (!shared || failure != 0) create_private(comm, memory);
+    if (failure != 0) warn_of_private(comm->runtime, failure);
+    comm->map_failed |= failure != 0; /* once is enough */
     memory->next = comm->memories;
     comm->memories = memory;
     return memory;

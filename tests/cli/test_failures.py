@@ -3,6 +3,7 @@ finite) ends the whole job with the documented exit code and one text that names
 no process and loses nothing that was saved."""
 import json
 import os
+import re
 import signal
 import subprocess
 import time
@@ -222,6 +223,13 @@ def test_one_rank_cannot_write_or_read(lab, ranks):
         assert saved_steps(lab, "run") == [5]
     lab.train(config, ranks=ranks)
     assert saved_steps(lab, "run") == [5, 10, 15, 20]
+
+
+def test_model_larger_than_memory(lab):
+    config = small(lab, "run", model=dict(hidden_size=1048576))
+    done = lab.train(config, ranks=2, code=70, timeout=60)
+    assert re.search("error: .*memory", done.stderr)
+    assert "cannot map each other's memory" not in done.stderr
 
 
 @pytest.mark.parametrize("key", ["run.directory", "checkpoint.directory"])
