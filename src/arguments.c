@@ -36,7 +36,7 @@ enum {
 
 /* Each option belongs to one group; a command takes the groups it names. */
 static const struct argp_option options[] = {
-    {"set", KEY_SET, "KEY=VALUE", 0, "Override a setting: section.key=value (YAML value)",
+    {"set", KEY_SET, "KEY=VALUE", 0, "Override a setting (trireme help config): section.key=value",
      TR_TAKES_SET},
     {"resume", KEY_RESUME, "auto|never|PATH", 0,
      "Go on from the newest checkpoint, start afresh, or take this file", TR_TAKES_TRAIN},

@@ -289,7 +289,7 @@ static tr_status check_virtual_stages(const tr_config *config) {
         status =
             refuse(config, "parallel.virtual_stages",
                    "* pipeline %lld = %lld is more stages than num_hidden_layers %lld; use "
-                   "a pipeline of 1 to %lld, or set parallel.schedule to 1f1b",
+                   "a pipeline of 1 to %lld, more layers, or set parallel.schedule to 1f1b",
                    (long long)p, (long long)(p * v), (long long)layers, (long long)(layers / v));
     free(name);
     return status;
@@ -415,12 +415,12 @@ tr_status tr_config_check_world(const tr_config *config, int world, int64_t *dat
     int64_t product = pipeline * context * tensor;
     char fits[256];
     if (world < 1 || world % product)
-        return refuse(config, grid_key(config),
-                      "makes pipeline %lld * context %lld * tensor %lld = %lld, which does not "
-                      "divide the %d ranks; start %s ranks, or use a product that divides %d",
-                      (long long)pipeline, (long long)context, (long long)tensor,
-                      (long long)product, world, near_multiples(world, product, fits, sizeof fits),
-                      world);
+        return refuse(
+            config, grid_key(config),
+            "makes pipeline %lld * context %lld * tensor %lld = %lld, which does not "
+            "divide the %d ranks; start %s ranks (mpirun -n), or use a product that divides %d",
+            (long long)pipeline, (long long)context, (long long)tensor, (long long)product, world,
+            near_multiples(world, product, fits, sizeof fits), world);
     int64_t data = world / product;
     if (data * context % expert)
         return refuse(

@@ -111,10 +111,11 @@ static tr_status open_file(const tr_dataset_options *o, const char *path, data_f
                 path, o->vocab_size);
     if (o->mask) TR_TRY(tr_tokens_open_mask(t, &file->mask));
     if (o->documents && o->end_of_document < 0 && t->documents < 0)
-        return tr_fail(TR_ERR_USAGE,
-                       "%s: %s does not record where documents end; set data.end_of_document to "
-                       "the token that ends them, or build Megatron files",
-                       path, tr_tokens_format_name(t->format));
+        return tr_fail(
+            TR_ERR_USAGE,
+            "%s: its format (%s) does not say where documents end; set data.end_of_document to "
+            "the token that ends them, or build Megatron files",
+            path, tr_tokens_format_name(t->format));
     if (t->map.size > LARGE_BYTES) tr_file_map_expect_jumps(&t->map);
     file->samples = (t->count - 1) / o->sequence_length;
     return TR_OK;

@@ -42,21 +42,23 @@ static double scale_of(const tr_schedule *lists, const tr_timeline *t) {
     return columns >= 1 ? columns / shortest : scale;
 }
 
-/* A computation: its letter, the micro-batch where there is room, dashes to its end. */
-static void paint(char *row, int from, int to, const tr_action *a) {
+/* A computation: its letter, the micro-batch where there is room, dashes to its end. Returns
+ * whether there was room. */
+static bool paint(char *row, int from, int to, const tr_action *a) {
     char number[24];
     int digits = snprintf(number, sizeof number, "%" PRId64, a->task.micro_batch);
-    if (from == to && row[from] != '.') return;
+    if (from == to && row[from] != '.') return false;
     row[from] = letter_of(a);
     for (int c = from + 1; c < to; c++)
         row[c] = digits < to - from && c - from <= digits ? number[c - from - 1] : '-';
+    return digits < to - from;
 }
 
 void tr_draw_timeline(const tr_schedule *lists, const tr_schedule_shape *shape,
                       const tr_timeline *t) {
     double length = t->end - t->start, scale = scale_of(lists, t);
     int width = (int)lround(length * scale);
-    bool both = false;
+    bool both = false, numbered = false;
     for (int64_t r = 0; r < t->ranks; r++) {
         char row[COLUMNS + 2];
         memset(row, '.', sizeof row);
@@ -64,12 +66,13 @@ void tr_draw_timeline(const tr_schedule *lists, const tr_schedule_shape *shape,
             const tr_action *a = &lists[r].actions[i];
             if (!tr_action_computes(a->kind)) continue;
             both |= a->kind == TR_FORWARD_BACKWARD;
-            paint(row, (int)lround((t->spans[r][i].start - t->start) * scale),
-                  (int)lround((t->spans[r][i].end - t->start) * scale), a);
+            numbered |= paint(row, (int)lround((t->spans[r][i].start - t->start) * scale),
+                              (int)lround((t->spans[r][i].end - t->start) * scale), a);
         }
         tr_say("rank %-3d %.*s %4.1f%%", (int)r, width, row, 100 * t->idle[r] / length);
     }
-    tr_say("F forward, B backward, W weight gradients, . idle; the number is the micro-batch");
+    tr_say("F forward, B backward, W weight gradients, . idle%s",
+           numbered ? "; the number is the micro-batch" : "");
     if (both) tr_say("X forward and, at the same time, backward of another micro-batch");
     if (shape->stages.chunks > 1) tr_say("small letters: a rank's chunks after its first");
     tr_say("idle %.2f %% of all ranks' time; %.4g units long", 100 * tr_timeline_idle(t), length);
@@ -131,8 +134,9 @@ static void say_what(const tr_config *config, const tr_schedule_shape *shape) {
            shape->stages.chunks == 1 ? "" : "s", shape->micro_batches,
            shape->micro_batches == 1 ? "" : "es", layers, most,
            layers % stages ? " or one less" : "");
-    tr_say("a unit: the forward of %.3g layers, the gradient of their inputs, or of their weights",
-           (double)layers / (double)shape->stages.ranks);
+    double share = (double)layers / (double)shape->stages.ranks;
+    tr_say("a unit: %.3g layer%s forward, or back to the inputs, or back to the weights", share,
+           share == 1 ? "" : "s");
     free(name);
 }
 

@@ -330,9 +330,10 @@ void tr_job_print_plan(const tr_job *job) {
            (double)tr_registry_total(r) / 1e6, (double)tr_model_active_params(job->model) / 1e6,
            (long long)c->model.num_hidden_layers, (long long)tr_model_moe_layers(&c->model));
     tr_say(
-        "grid       %d ranks: pipeline %d x data %d x context %d x tensor %d, expert %d of data x "
+        "grid       %d rank%s: pipeline %d x data %d x context %d x tensor %d, expert %d of data x "
         "context",
-        job->grid->at.world, g->pipeline, g->data, g->context, g->tensor, g->expert);
+        job->grid->at.world, job->grid->at.world == 1 ? "" : "s", g->pipeline, g->data, g->context,
+        g->tensor, g->expert);
     if (g->expert > 1) {
         print_exchange(job);
         warn_of_groups(job);

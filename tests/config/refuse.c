@@ -191,7 +191,7 @@ static void refused_pairs(void **state) {
          "value 5 is more than num_hidden_layers 4; set parallel.schedule to 1f1b"},
         {{"parallel.schedule=dualpipe_v", "parallel.pipeline=3"},
          "value 2 (the default) * pipeline 3 = 6 is more stages than num_hidden_layers 4; use a "
-         "pipeline of 1 to 2, or set parallel.schedule to 1f1b"},
+         "pipeline of 1 to 2, more layers, or set parallel.schedule to 1f1b"},
         {{"parallel.tensor=6", "model.num_attention_heads=12", "model.num_key_value_heads=4",
           "model.head_dim=8"},
          "num_attention_heads 12, and divide num_key_value_heads 4 or be a multiple of it; use 1, "
@@ -224,9 +224,9 @@ static void refused_worlds(void **state) {
          {"parallel.pipeline=3"},
          "--set parallel.pipeline: value 3 makes pipeline 3 * context 1 "
          "* tensor 1 = 3, which does not divide the 4 ranks; start 3 or "
-         "6 ranks"},
+         "6 ranks (mpirun -n)"},
         {1, {"parallel.context=2"}, "--set parallel.context: value 2 makes"},
-        {1, {"parallel.context=2"}, "start 2 ranks"},
+        {1, {"parallel.context=2"}, "start 2 ranks (mpirun -n)"},
         {6,
          {"model.num_experts=4", "parallel.expert=4", "training.global_batch_size=24"},
          "--set parallel.expert: value 4 does not divide data 6 * context 1 = 6 (6 ranks); use 1, "
