@@ -76,4 +76,5 @@ def test_what_is_impossible_is_named(lab):
 def test_the_legend_explains_what_is_drawn(lab):
     assert "the number is the micro-batch" in plan(lab, "1f1b").stdout
     assert "the number" not in plan(lab, "zb_v", "--set", "training.global_batch_size=128").stdout
-    assert "a unit: 1 layer forward" in plan(lab, "1f1b", "--set", "model.num_hidden_layers=4").stdout
+    said = plan(lab, "1f1b", "--set", "model.num_hidden_layers=4").stdout
+    assert "a unit: 1 layer forward" in said
