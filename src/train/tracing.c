@@ -3,6 +3,7 @@
 
 #include "base/log.h"
 #include "base/trace.h"
+#include "model/unit.h"
 
 #include <stdio.h>
 
@@ -35,6 +36,7 @@ static void say(const tr_job *job, double sums[5]) {
 }
 
 tr_status tr_tracing_close(const tr_job *job) {
+    tr_units_settle(tr_model_registry(job->model)); /* whose end the picture would lack */
     tr_trace_sums local = tr_trace_sum();
     double sums[5] = {local.seconds, local.waiting, local.transfers, local.hidden,
                       (double)local.dropped};

@@ -106,8 +106,8 @@ def test_rank_that_hangs_in_a_save(lab):
 
 def test_long_work_goes_on(lab):
     """Saves on a slow disk and an evaluation, each longer than the limit."""
-    (lab.path / "long.txt").write_bytes((lab.path / "text.txt").read_bytes() * 40)
-    more = dict(training=dict(steps=5, watchdog_seconds=1, evaluate_batches=6000),
+    (lab.path / "long.txt").write_bytes((lab.path / "text.txt").read_bytes() * 80)
+    more = dict(training=dict(steps=5, watchdog_seconds=1, evaluate_batches=10000),
                 data=dict(validation=["long.txt"]))
     started = time.monotonic()
     lab.train(small(lab, "run", **more), "training.evaluate_every=0", ranks=2)
