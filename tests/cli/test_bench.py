@@ -26,7 +26,7 @@ KERNELS += [(f"MoE layer {t}", True) for t in ("fp32", "bf16")]
 SCHEDULES = [(f"idle under {kind}", True) for kind in ("1f1b", "gpipe", "interleaved", "zb_h1",
                                                        "zb_v", "dualpipe_v")]
 PAIRS = [("data parallel", True), ("tensor parallel", True), ("sum of", True),
-         ("ring attention", True)]
+         ("ring attention", True), ("Ulysses attention", True)]
 OVERLAP = [("reduction hidden", False)]
 BY_NODE = [("expert exchange by node", True), ("its messages between nodes", True),
            ("their bytes", True)]
