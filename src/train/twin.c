@@ -147,10 +147,12 @@ static void narrower(shrinker *s) {
 /* An odd vocabulary stays odd: 50257 becomes 145. */
 static void smaller_vocabulary(shrinker *s) {
     int64_t V = s->now->model.vocab_size, few = 128 + V % 64, pad = s->now->data.pad_id;
+    int64_t end = s->now->data.end_of_document;
     if (few >= V) return;
     sets given = {0};
     add(&given, "model.vocab_size=%lld", (long long)few);
     add(&given, "data.pad_id=%lld", (long long)(pad < few ? pad : few - 1));
+    add(&given, "data.end_of_document=%lld", (long long)(end < few ? end : few - 1));
     try(s, &given);
 }
 

@@ -21,6 +21,8 @@ GRIDS = {  # name: (kind, ranks, parallel settings, more sections)
         dict(model=dict(num_experts=10, expert_capacity_factor=0.7))),
     "dp2 x cp2 x tp2, ep2": ("moe", 8, dict(context=2, expert=2, tensor=2), dict(
         model=dict(expert_capacity_factor=0.7, expert_drop_policy="probability"))),
+    "cp4 of heads 2, documents": ("moe", 4, dict(context=4, context_heads=2, expert=2), dict(
+        data=dict(document_mask=True, reset_position_ids=True))),
     "aux per global batch": ("moe", 4, dict(pipeline=2, expert=2, schedule="gpipe"), dict(
         model=dict(router_aux_loss_scope="global_batch"), data=dict(pad_id=0))),
 }
@@ -72,7 +74,8 @@ def test_a_large_config_becomes_small(lab):
     """Hours of training, and no data anywhere: its twin takes a moment."""
     config = lab.config(
         "large", "moe", run=dict(dtype="bfloat16"),
-        data=dict(train=["none.bin"], sequence_length=4096),
+        data=dict(train=["none.bin"], sequence_length=4096, document_mask=True,
+                  end_of_document=102399),
         model=dict(vocab_size=102400, hidden_size=5120, num_hidden_layers=60,
                    num_attention_heads=128, num_key_value_heads=8, head_dim=192, num_experts=160,
                    num_experts_per_tok=6, moe_intermediate_size=1536,
@@ -82,7 +85,8 @@ def test_a_large_config_becomes_small(lab):
         parallel=dict(pipeline=4, expert=2, recompute="full"))
     text = verify(lab, config, ranks=8, timeout=60).stdout
     check_table(text)
-    assert re.search(r"model +\d\.\d\d M parameters", text) and "8 layers, 7 of them MoE" in text
+    assert float(re.search(r"model +(\S+) M parameters", text)[1]) < 4, text
+    assert "8 layers, 7 of them MoE" in text
     assert "32 micro-batches of 2 a data rank" in text and "float32" in text
 
 
