@@ -14,7 +14,8 @@
  *
  * Bound by multiply-adds. Of that peak on a Zen 4 core, S 4096 causal: fp32 87 % (head dimension
  * 64) and 86 % (128); bf16 80 and 82 % of twice as much. The rest: at this length the queries of a
- * head (6 MB at 128) come from the third cache at each visit, which a longer block of keys halves.
+ * head (6 MB at 128) come from the third cache at each visit, which a longer block of keys makes
+ * rarer.
  */
 #pragma once
 #include "kernels/cpu/attention_tile.h"
