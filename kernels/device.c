@@ -1,9 +1,10 @@
 /* device.c - the CPU as a device: memory, a stream that runs everything at once, and the choice of
- * kernels by what the processor offers. Floor: kernels. */
+ * kernels by what the processor offers. Opens other devices by name. Floor: kernels. */
 #include "kernels/device.h"
 
 #include "kernels/cpu/scratch.h"
 #include "kernels/makers.h"
+#include "kernels/module.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -13,6 +14,10 @@
 #endif
 
 struct tr_stream {
+    tr_device *device; /* borrowed */
+};
+
+struct tr_event {
     tr_device *device; /* borrowed */
 };
 
@@ -110,9 +115,35 @@ static int find_level(const char *level) {
     return -1;
 }
 
+static tr_event *event_create(tr_device *device) {
+    tr_event *e = malloc(sizeof *e);
+    if (!e) abort();
+    e->device = device;
+    return e;
+}
+
+static void event_destroy(tr_event *event) {
+    free(event);
+}
+static void event_record(tr_event *event, tr_stream *stream) {
+    (void)event, (void)stream;
+}
+static bool event_done(tr_event *event) {
+    (void)event;
+    return true;
+}
+static void stream_wait_event(tr_stream *stream, tr_event *event) {
+    (void)stream, (void)event;
+}
+
 static void trim(tr_device *device) {
     (void)device;
     tr_scratch_free();
+}
+
+static void destroy(tr_device *device) {
+    stream_destroy(device->stream);
+    free(device);
 }
 
 tr_device *tr_device_cpu(const char *level) {
@@ -125,16 +156,30 @@ tr_device *tr_device_cpu(const char *level) {
     fill_table(&d->kernels, levels[i].level);
     d->device = (tr_device){.name = levels[i].device_name,
                             .kernels = &d->kernels,
+                            .host_memory = true,
                             .allocator = *tr_host_allocator(),
+                            .staging = *tr_host_allocator(),
                             .stream_create = stream_create,
                             .stream_destroy = stream_destroy,
                             .stream_wait = stream_wait,
                             .copy = copy,
                             .zero = zero,
-                            .trim = trim};
+                            .event_create = event_create,
+                            .event_destroy = event_destroy,
+                            .event_record = event_record,
+                            .event_done = event_done,
+                            .stream_wait_event = stream_wait_event,
+                            .trim = trim,
+                            .destroy = destroy};
+    d->device.stream = stream_create(&d->device);
     return &d->device;
 }
 
+tr_device *tr_device_open(const tr_device_wish *wish) {
+    if (strcmp(wish->name, "cpu") == 0) return tr_device_cpu(wish->level);
+    return tr_module_device(wish);
+}
+
 void tr_device_destroy(tr_device *device) {
-    free(device);
+    if (device) device->destroy(device);
 }

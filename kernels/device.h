@@ -1,30 +1,27 @@
-/* device.h - where activations and weights live, and the queue their work goes through.
- * Floor: kernels.
- *
- * Model code never dereferences device memory: it allocates through the device, moves bytes with
- * tr_copy, and calls kernels. On the CPU a stream runs everything at once and device memory is host
- * memory; on a GPU calls are enqueued. */
+/* device.h - opens devices: the CPU, or one that a module brings (a GPU, or its emulation).
+ * Floor: kernels. */
 #pragma once
-#include "base/arena.h"
+#include "base/device.h"
 #include "base/status.h"
 
-typedef struct tr_stream tr_stream;
-typedef struct tr_device tr_device;
-typedef struct tr_kernels tr_kernels; /* kernels/kernels.h */
+#ifdef __cplusplus
+extern "C" {
+#endif
 
-typedef enum { TR_TO_DEVICE, TR_TO_HOST, TR_ON_DEVICE } tr_copy_kind;
+typedef struct {
+    const char *name;            /* "cpu", "cuda", "simt", "simt-check" */
+    const char *level;           /* cpu: as tr_device_cpu says */
+    int local_rank, local_ranks; /* this process among those of the job on its node; 0 of 1 */
+    bool exclusive;              /* cuda: no two ranks may have one GPU (NCCL refuses that) */
+    /* Called when a call fails that cannot be undone, with a text; does not return. NULL: prints
+     * the text and ends the process with code 70. */
+    void (*fatal)(const char *text);
+} tr_device_wish;
 
-struct tr_device {
-    const char *name; /* "cpu", and what the processor offers: "cpu avx512 bf16" */
-    const tr_kernels *kernels;
-    tr_allocator allocator; /* device memory */
-    tr_stream *(*stream_create)(tr_device *device);
-    void (*stream_destroy)(tr_stream *stream);
-    void (*stream_wait)(tr_stream *stream); /* the host waits for all that was enqueued */
-    void (*copy)(tr_stream *stream, void *to, const void *from, size_t bytes, tr_copy_kind kind);
-    void (*zero)(tr_stream *stream, void *memory, size_t bytes);
-    void (*trim)(tr_device *device); /* gives back work memory that kernels keep between calls */
-};
+/* Local. NULL with a message (tr_error_message) and its status (tr_error_status): TR_ERR_USAGE for
+ * a wish that is wrong or that this machine cannot fulfil, TR_ERR_INTERNAL when a device is there
+ * but does not work. */
+tr_device *tr_device_open(const tr_device_wish *wish);
 
 /* Local. The CPU device with the fastest kernels this processor runs. `level` limits them for
  * tests: "ref", "portable", "avx2", "avx512", "avx512bf16", or NULL for the environment's
@@ -33,3 +30,7 @@ struct tr_device {
  * a NULL stream. */
 tr_device *tr_device_cpu(const char *level);
 void tr_device_destroy(tr_device *device); /* NULL-safe */
+
+#ifdef __cplusplus
+}
+#endif

@@ -1,10 +1,11 @@
 /* kernels.h - the table of kernels and their contracts. Floor: kernels.
  *
- * Makers: ref/ (the formula in plain loops; fills every row), cpu/ (fast; overrides rows), later
- * cuda/. All pointers are device memory unless a comment says host. All calls are enqueued on the
- * stream. Row-major, last dimension fastest. Results are bitwise repeatable for the same inputs,
- * maker and thread count. Sizes may be 0 unless said otherwise. Statistics and sums are fp32 or
- * better whatever t is. t is TR_F32 or TR_BF16.
+ * Makers: ref/ (the formula in plain loops; fills every row), cpu/ (fast; overrides rows), cuda/
+ * (the GPU, and its emulation). All pointers are device memory unless a comment says host. All
+ * calls are enqueued on the stream. Row-major, last dimension fastest. Results are bitwise
+ * repeatable for the same inputs, maker and thread count. Sizes may be 0 unless said otherwise.
+ * Statistics and sums are fp32 or better whatever t is. t is TR_F32 or TR_BF16.
+ *
  * Rule: activations and their gradients are written (=), weight gradients are fp32 and added to
  * (+=).
  *
@@ -13,6 +14,10 @@
 #pragma once
 #include "base/dtype.h"
 #include "kernels/device.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
 
 /* C[M,N] = beta*C + op(A)[M,K] op(B)[K,N]; op transposes when its flag is set (A is then stored
  * [K,M], B [N,K]). ld* are elements between rows as stored. A and B have type `ab`, C type `c`
@@ -243,3 +248,7 @@ struct tr_kernels {
 
 /* Fills every row. */
 void tr_kernels_ref(tr_kernels *k);
+
+#ifdef __cplusplus
+}
+#endif

@@ -4,6 +4,10 @@
 #pragma once
 #include "kernels/kernels.h"
 
+#ifdef __cplusplus
+extern "C" {
+#endif
+
 typedef enum { TR_CPU_PORTABLE, TR_CPU_AVX2, TR_CPU_AVX512, TR_CPU_AVX512_BF16 } tr_cpu_level;
 
 /* The highest that this processor runs. */
@@ -22,3 +26,15 @@ void tr_cpu_loss(tr_kernels *k, tr_cpu_level level);
 void tr_cpu_moe(tr_kernels *k, tr_cpu_level level);
 void tr_cpu_attention(tr_kernels *k, tr_cpu_level level);
 void tr_cpu_optimizer(tr_kernels *k, tr_cpu_level level);
+
+/* In the modules: rows of kernels that are enqueued on a stream of kernels/cuda/stream.h. */
+void tr_cuda_linear(tr_kernels *k);
+void tr_cuda_layers(tr_kernels *k);
+void tr_cuda_loss(tr_kernels *k);
+void tr_cuda_moe(tr_kernels *k);
+void tr_cuda_attention(tr_kernels *k);
+void tr_cuda_optimizer(tr_kernels *k);
+
+#ifdef __cplusplus
+}
+#endif

@@ -37,7 +37,7 @@ static void host_free(void *self, void *memory, size_t bytes) {
 }
 
 const tr_allocator *tr_host_allocator(void) {
-    static const tr_allocator host = {host_alloc, host_free, NULL};
+    static const tr_allocator host = {.alloc = host_alloc, .free = host_free};
     return &host;
 }
 
@@ -56,12 +56,16 @@ void tr_arena_destroy(tr_arena *a) {
     free(a);
 }
 
-static void out_of_memory(size_t bytes, size_t held) {
-    char text[160];
+static void out_of_memory(const tr_arena *a, size_t bytes) {
+    char text[512], where[256] = "";
+    if (a->allocator->explain) {
+        memcpy(where, ", ", 3);
+        a->allocator->explain(a->allocator->self, where + 2, sizeof where - 2);
+    }
     snprintf(text, sizeof text,
-             "out of memory: %zu more bytes wanted, %zu MiB held by this arena; use more ranks, a "
-             "smaller micro_batch_size or parallel.recompute",
-             bytes, held >> 20);
+             "out of memory: %zu more bytes wanted, %zu MiB held by this arena%s; use more ranks, "
+             "a smaller micro_batch_size or parallel.recompute",
+             bytes, a->held >> 20, where);
     tr_print_error(text);
     exit(70);
 }
@@ -76,10 +80,10 @@ static void next_chunk(tr_arena *a, size_t bytes) {
         a->held -= a->chunks[i].bytes;
         a->chunks[i].base = NULL;
     }
-    if (i == MAX_CHUNKS) out_of_memory(bytes, a->held);
+    if (i == MAX_CHUNKS) out_of_memory(a, bytes);
     if (i == a->count || !a->chunks[i].base) {
         char *base = a->allocator->alloc(a->allocator->self, want);
-        if (!base) out_of_memory(bytes, a->held);
+        if (!base) out_of_memory(a, bytes);
         a->chunks[i].base = base;
         a->chunks[i].bytes = want;
         a->held += want;

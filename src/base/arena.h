@@ -13,6 +13,8 @@ typedef struct {
     void *(*alloc)(void *self, size_t bytes); /* NULL when there is no memory */
     void (*free)(void *self, void *memory, size_t bytes);
     void *self;
+    /* nullable: says in `text` where the memory would be and how much is left there */
+    void (*explain)(void *self, char *text, size_t text_bytes);
 } tr_allocator;
 
 /* Host memory, 4 KiB aligned, huge pages advised for large blocks. */

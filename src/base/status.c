@@ -6,13 +6,14 @@
 
 enum { TR_MESSAGE_BYTES = 4096 };
 static char message[TR_MESSAGE_BYTES];
+static tr_status message_status;
 
 tr_status tr_fail(tr_status status, const char *format, ...) {
     va_list args;
     va_start(args, format);
     vsnprintf(message, sizeof message, format, args);
     va_end(args);
-    return status;
+    return message_status = status;
 }
 
 tr_status tr_context(tr_status status, const char *format, ...) {
@@ -23,9 +24,13 @@ tr_status tr_context(tr_status status, const char *format, ...) {
     va_end(args);
     snprintf(whole, sizeof whole, "%s: %s", front, message);
     snprintf(message, sizeof message, "%.*s", TR_MESSAGE_BYTES - 1, whole);
-    return status;
+    return message_status = status;
 }
 
 const char *tr_error_message(void) {
     return message;
+}
+
+tr_status tr_error_status(void) {
+    return message_status;
 }

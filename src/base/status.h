@@ -35,3 +35,5 @@ tr_status tr_context(tr_status status, const char *format, ...)
 
 /* Local. The stored message, "" if there is none. Valid until the next tr_fail or tr_context. */
 const char *tr_error_message(void);
+/* Local. The status that was stored with it. */
+tr_status tr_error_status(void);

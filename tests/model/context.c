@@ -188,7 +188,8 @@ static void open_part(part *p, tr_comm *comm, int heads, const whole *w) {
                            .num_key_value_heads = s->Hkv,
                            .head_dim = D,
                            .sliding_window = s->window}};
-    p->poisoned = (tr_allocator){alloc_poisoned, free_poisoned, &p->device->allocator};
+    p->poisoned = (tr_allocator){
+        .alloc = alloc_poisoned, .free = free_poisoned, .self = &p->device->allocator};
     p->grid = tr_grid_create(comm, (tr_grid_shape){.pipeline = 1,
                                                    .data = 1,
                                                    .context = tr_comm_size(comm),

@@ -1,0 +1,78 @@
+/* module.c - finds and loads the shared object of a device. Floor: kernels. */
+#include "kernels/module.h"
+
+#include "kernels/kernels.h"
+
+#include <dlfcn.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+typedef struct {
+    const char *device, *file, *preset; /* which preset builds it */
+} module;
+
+static const module modules[] = {
+    {"cuda", "libtrireme_cuda.so", "cuda"},
+    {"simt", "libtrireme_simt.so", "release"},
+    {"simt-check", "libtrireme_simt_check.so", "release"},
+};
+
+/* Beside the program, or where TRIREME_MODULE_DIR says. */
+static void place_of(const module *m, char *path, size_t bytes) {
+    const char *directory = getenv("TRIREME_MODULE_DIR");
+    char program[4000] = ".";
+    if (!directory || !*directory) {
+        ssize_t length = readlink("/proc/self/exe", program, sizeof program - 1);
+        if (length > 0) program[length] = '\0';
+        char *slash = strrchr(program, '/');
+        if (slash) *slash = '\0';
+        directory = program;
+    }
+    snprintf(path, bytes, "%s/%s", directory, m->file);
+}
+
+static tr_device *refuse(const module *m, const char *path) {
+    if (access(path, F_OK) != 0)
+        tr_fail(
+            TR_ERR_USAGE,
+            "run.device %s needs %s, which is not there; `cmake --preset %s && cmake --build "
+            "--preset %s` builds it beside the program, or set TRIREME_MODULE_DIR to its folder",
+            m->device, path, m->preset, m->preset);
+    else
+        tr_fail(TR_ERR_USAGE, "run.device %s: %s cannot be loaded: %s", m->device, path, dlerror());
+    return NULL;
+}
+
+static tr_device *open_in(const module *m, const char *path, void *library,
+                          const tr_device_wish *wish) {
+    tr_device *(*open_device)(tr_module_call *);
+    void *symbol = dlsym(library, "tr_module_open");
+    if (!symbol) return refuse(m, path);
+    memcpy(&open_device, &symbol, sizeof symbol);
+    char text[2048] = "";
+    tr_module_call call = {
+        .layout = {sizeof(tr_device), sizeof(tr_kernels), sizeof(tr_device_wish)},
+        .wish = wish,
+        .text = text,
+        .text_bytes = sizeof text,
+        .status = TR_ERR_INTERNAL};
+    tr_device *device = open_device(&call);
+    if (!device) tr_fail(call.status, "run.device %s: %s", m->device, text);
+    return device;
+}
+
+tr_device *tr_module_device(const tr_device_wish *wish) {
+    char path[4096];
+    for (size_t i = 0; i < sizeof modules / sizeof *modules; i++) {
+        const module *m = &modules[i];
+        if (strcmp(wish->name, m->device) != 0) continue;
+        place_of(m, path, sizeof path);
+        void *library = dlopen(path, RTLD_NOW | RTLD_LOCAL); /* kept: its code serves the device */
+        return library ? open_in(m, path, library, wish) : refuse(m, path);
+    }
+    tr_fail(TR_ERR_USAGE, "device '%s' is not known; use cpu, cuda, simt or simt-check",
+            wish->name);
+    return NULL;
+}

@@ -1,0 +1,34 @@
+/* module.h - devices that shared objects bring, so that the program starts without their libraries.
+ * Floor: kernels, internal.
+ *
+ * A module exports one function. It has no copy of the program's state: what fails while it opens
+ * comes back as a text with a status, what fails later goes to wish->fatal. */
+#pragma once
+#include "kernels/device.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* What the two sides must agree on; sizes of structs tell builds of different sources apart. */
+typedef struct {
+    size_t device_bytes, kernels_bytes, wish_bytes;
+} tr_module_layout;
+
+typedef struct {
+    tr_module_layout layout; /* the program's */
+    const tr_device_wish *wish;
+    char *text; /* the message, when NULL is returned */
+    size_t text_bytes;
+    tr_status status;
+} tr_module_call;
+
+/* NULL with text and status. `call` is not needed afterwards. */
+tr_device *tr_module_open(tr_module_call *call);
+
+/* Local. A device by a module's name ("cuda", "simt", "simt-check"); as tr_device_open. */
+tr_device *tr_module_device(const tr_device_wish *wish);
+
+#ifdef __cplusplus
+}
+#endif
