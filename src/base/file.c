@@ -2,6 +2,7 @@
 #include "base/file.h"
 
 #include <errno.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 
@@ -17,4 +18,28 @@ tr_status tr_file_check(const char *path, const char *what) {
     if (S_ISREG(info.st_mode)) return TR_OK;
     return tr_fail(TR_ERR_USAGE, "%s: is a %s; name a %s", path,
                    S_ISDIR(info.st_mode) ? "folder" : "pipe or device", what);
+}
+
+static tr_status make(const char *path, const char *setting) {
+    struct stat info;
+    if (mkdir(path, 0777) == 0) return TR_OK;
+    if (errno == EEXIST && stat(path, &info) == 0 && S_ISDIR(info.st_mode)) return TR_OK;
+    return tr_fail(TR_ERR_IO,
+                   "%s: cannot make this folder: %s; set %s to a place where you may write", path,
+                   strerror(errno), setting);
+}
+
+tr_status tr_file_make_folder(const char *folder, const char *setting) {
+    char *path = strdup(folder);
+    if (!path) abort();
+    tr_status status = TR_OK;
+    for (char *end = path + 1; status == TR_OK && end[-1]; end++) {
+        char here = *end;
+        if (here != '/' && here != 0) continue;
+        *end = 0;
+        status = make(path, setting);
+        *end = here;
+    }
+    free(path);
+    return status;
 }

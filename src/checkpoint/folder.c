@@ -1,6 +1,8 @@
 /* folder.c - the files of a checkpoint folder. Floor: checkpoint. */
 #include "checkpoint/folder.h"
 
+#include "base/file.h"
+
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -87,26 +89,9 @@ static tr_status sync_path(const char *path) {
 }
 
 tr_status tr_folder_make(const char *directory) {
-    char path[TR_PATH_BYTES];
-    if (strlen(directory) + 64 > sizeof path)
+    if (strlen(directory) + 64 > TR_PATH_BYTES)
         return tr_fail(TR_ERR_USAGE, "checkpoint.directory is too long: %.80s...", directory);
-    snprintf(path, sizeof path, "%s", directory);
-    for (char *p = path + 1;; p++) {
-        if (*p != '/' && *p != 0) continue;
-        char was = *p;
-        *p = 0;
-        if (mkdir(path, 0777) != 0 && errno != EEXIST)
-            return tr_fail(TR_ERR_IO,
-                           "%s: cannot be made: %s; choose another checkpoint.directory, or let "
-                           "this user write there",
-                           path, strerror(errno));
-        *p = was;
-        if (was == 0) break;
-    }
-    struct stat info;
-    if (stat(path, &info) != 0 || !S_ISDIR(info.st_mode))
-        return tr_fail(TR_ERR_IO, "%s is not a folder: choose another checkpoint.directory", path);
-    return TR_OK;
+    return tr_file_make_folder(directory, "checkpoint.directory");
 }
 
 void tr_folder_clean(const char *directory) {

@@ -152,8 +152,18 @@ static bool takes_virtual_stages(tr_schedule_kind schedule) {
            schedule == TR_SCHEDULE_DUALPIPE_V;
 }
 
+/* "configs/tiny.yaml" makes the name "tiny". */
+static char *name_of_source(const char *source) {
+    const char *slash = strrchr(source, '/'), *file = slash ? slash + 1 : source;
+    const char *dot = strrchr(file, '.');
+    char *name = strndup(file, dot && dot > file ? (size_t)(dot - file) : strlen(file));
+    if (!name) abort();
+    return name;
+}
+
 static tr_status derive(tr_config *config) {
     tr_model_config *m = &config->model;
+    if (!config->run.name) config->run.name = name_of_source(config->source);
     if (m->num_key_value_heads == 0) m->num_key_value_heads = m->num_attention_heads;
     if (m->head_dim == 0) {
         if (m->hidden_size % m->num_attention_heads)
@@ -364,6 +374,10 @@ static tr_status check_parallel(const tr_config *config) {
 
 static tr_status check_training(const tr_config *config) {
     const char *name = config->run.name;
+    if (tr_utf8_fault(name, strlen(name)) >= 0)
+        return tr_fail(TR_ERR_USAGE,
+                       "%s: run.name: the file's name is no UTF-8 text; name the run here",
+                       config->source);
     if (strchr(name, '/') || !strcmp(name, ".") || !strcmp(name, ".."))
         return refuse(config, "run.name",
                       "must name a folder inside run.directory; leave out slashes, `.` and `..`");

@@ -21,10 +21,10 @@ const char *const tr_sections[] = {"run",       "model",      "parallel", "data"
                                    "optimizer", "checkpoint", "log",      NULL};
 
 const tr_setting tr_settings[] = {
-    {KEY(run, name), TR_KIND_STRING, .fallback = "quickstart",
+    {KEY(run, name), TR_KIND_STRING, .derived = "the config file's, without its extension",
      .help =
-         "Names the run's folders: run.directory/NAME, checkpoint.directory/NAME. Give each config "
-         "its own: a run goes on from the checkpoints it finds under its name."},
+         "Names the run's folders: run.directory/NAME, checkpoint.directory/NAME. A run goes on "
+         "from the checkpoints it finds under its name; one job at a time writes there."},
     {KEY(run, seed), TR_KIND_INT, .fallback = "1234", AT_LEAST(0), .identity = true,
      .help = "Decides the initial weights and the order of the data, on every grid alike."},
     {KEY(run, device), TR_KIND_ENUM, .fallback = "cpu", .names = "cpu", .refused = "cuda",

@@ -2,41 +2,19 @@
  * Floor: observe. */
 #include "observe/metrics.h"
 
+#include "base/file.h"
 #include "observe/events.h"
 #include "observe/rows.h"
 
-#include <errno.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 
 struct tr_metrics {
     tr_rows *steps;
     tr_rows *samples;  /* NULL: not asked for */
     tr_events *events; /* NULL: not asked for */
 };
-
-/* mkdir -p. */
-static tr_status make_folder(const char *folder) {
-    char *path = strdup(folder);
-    if (!path) return tr_fail(TR_ERR_INTERNAL, "%s: out of memory", folder);
-    tr_status status = TR_OK;
-    for (char *end = path + 1; status == TR_OK && *path; end++) {
-        char here = *end;
-        if (here != '/' && here != 0) continue;
-        *end = 0;
-        if (mkdir(path, 0777) != 0 && errno != EEXIST)
-            status = tr_fail(TR_ERR_IO,
-                             "%s: cannot make this folder: %s; set run.directory to a place where "
-                             "you may write",
-                             path, strerror(errno));
-        *end = here;
-        if (here == 0) break;
-    }
-    free(path);
-    return status;
-}
 
 static tr_status open_rows(const char *folder, const char *name, int64_t last_step,
                            tr_rows **rows_p) {
@@ -50,7 +28,7 @@ static tr_status open_rows(const char *folder, const char *name, int64_t last_st
 
 tr_status tr_metrics_open(const char *run_directory, int64_t last_step, bool samples,
                           bool tensorboard, tr_metrics **metrics_p) {
-    TR_TRY(make_folder(run_directory));
+    TR_TRY(tr_file_make_folder(run_directory, "run.directory"));
     tr_metrics *metrics = calloc(1, sizeof *metrics);
     if (!metrics) return tr_fail(TR_ERR_INTERNAL, "%s: out of memory", run_directory);
     tr_status status = open_rows(run_directory, "metrics.jsonl", last_step, &metrics->steps);

@@ -154,6 +154,7 @@ void tr_job_destroy(tr_job *job) {
     tr_model_destroy(job->model);
     tr_device_destroy(job->device);
     tr_grid_destroy(job->grid);
+    tr_lock_release(job->locks);
     free(job->config_text);
     free(job->at.config);
     free(job);

@@ -1,6 +1,7 @@
 /* job.h - everything one run holds on this rank: grid, device, model, data, progress. The commands
  * train, eval and generate are built from it. Floor: train. */
 #pragma once
+#include "base/lock.h"
 #include "checkpoint/store.h"
 #include "data/dataset.h"
 #include "model/model.h"
@@ -17,6 +18,7 @@ typedef struct {
     tr_pipeline *pipeline;
     tr_dataset *train, *validation; /* NULL when there is none */
     char *config_text;
+    tr_lock *locks; /* rank 0: of the folders it writes in; NULL: none */
     int threads;
     /* derived: micro-batches a data rank has in one step */
     int64_t micro_batches;

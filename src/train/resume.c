@@ -162,8 +162,17 @@ static tr_status load_newest(tr_job *job) {
     return tr_job_init_weights(job);
 }
 
+/* Rank 0. Another job that goes on under this name must not read what this one is about to change.
+ */
+static tr_status lock_folders(tr_job *job) {
+    const tr_config *c = job->config;
+    TR_TRY(tr_lock_take(&job->locks, c->run.directory, "run.directory", c->run.name));
+    return tr_lock_take(&job->locks, c->checkpoint.directory, "checkpoint.directory", c->run.name);
+}
+
 tr_status tr_resume_start(tr_job *job) {
     tr_watch_action("loading of the first state", -1);
+    TR_TRY(tr_agree(job->world, tr_comm_rank(job->world) == 0 ? lock_folders(job) : TR_OK));
     switch (job->config->checkpoint.resume) {
     case TR_RESUME_NEVER:
         return start_afresh(job);

@@ -19,7 +19,7 @@ static void expect_round_trip(const tr_config *config) {
 static void defaults(void **state) {
     (void)state;
     tr_config *c = parsed(MODEL, NULL);
-    assert_string_equal(c->run.name, "quickstart");
+    assert_string_equal(c->run.name, "test");
     assert_string_equal(c->run.directory, "runs");
     assert_int_equal(c->run.seed, 1234);
     assert_int_equal(c->run.device, TR_DEVICE_CPU);
@@ -68,6 +68,23 @@ static void defaults(void **state) {
     assert_true(!c->log.samples && c->log.tensorboard);
     expect_round_trip(c);
     tr_config_destroy(c);
+}
+
+/* Property: a run is named as it says, or as its file without folder and extension. */
+static void names(void **state) {
+    (void)state;
+    static const struct {
+        const char *file, *name;
+    } cases[] = {{"a/b.c.yaml", "b.c"}, {"tiny", "tiny"}, {"../x.d/.yaml", ".yaml"}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        tr_config *c = NULL;
+        assert_int_equal(tr_config_parse(MODEL, cases[i].file, 0, NULL, &c), TR_OK);
+        assert_string_equal(c->run.name, cases[i].name);
+        tr_config_destroy(c);
+    }
+    tr_config *c = NULL;
+    assert_int_equal(tr_config_parse(MODEL, "a\xff.yaml", 0, NULL, &c), TR_ERR_USAGE);
+    expect_text("a name that is no text", "run.name: the file's name is no UTF-8 text");
 }
 
 /* Property: every way YAML 1.2 writes a value is read as that value. */
@@ -341,10 +358,10 @@ static void examples(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(defaults), cmocka_unit_test(notations),       cmocka_unit_test(overrides),
-        cmocka_unit_test(weights),  cmocka_unit_test(strange_strings), cmocka_unit_test(numbers),
-        cmocka_unit_test(follows),  cmocka_unit_test(which_layers),    cmocka_unit_test(identity),
-        cmocka_unit_test(help),     cmocka_unit_test(examples),
+        cmocka_unit_test(defaults),  cmocka_unit_test(names),   cmocka_unit_test(notations),
+        cmocka_unit_test(overrides), cmocka_unit_test(weights), cmocka_unit_test(strange_strings),
+        cmocka_unit_test(numbers),   cmocka_unit_test(follows), cmocka_unit_test(which_layers),
+        cmocka_unit_test(identity),  cmocka_unit_test(help),    cmocka_unit_test(examples),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
