@@ -149,7 +149,10 @@ static void destroy(tr_device *device) {
 tr_device *tr_device_cpu(const char *level) {
     const char *wish = getenv("TRIREME_CPU_LEVEL");
     int i = find_level(level || !wish || !*wish ? level : wish);
-    if (i < 0) return NULL;
+    if (i < 0) {
+        if (!level) tr_context(TR_ERR_USAGE, "the environment variable TRIREME_CPU_LEVEL");
+        return NULL;
+    }
     cpu_device *d = calloc(1, sizeof *d);
     if (!d) abort();
     flush_denormals();

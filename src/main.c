@@ -6,6 +6,7 @@
 #include "commands.h"
 
 #include "base/log.h"
+#include "base/switch.h"
 #include "bench/bench.h"
 #include "dist/watch.h"
 #include "train/evaluate.h"
@@ -183,6 +184,7 @@ int main(int argc, char **argv) {
     const tr_command *command;
     tr_arguments arguments;
     tr_status status = tr_arguments_read(argc, argv, &command, &arguments);
+    if (status == TR_OK) status = tr_agree(world, tr_switches_check());
     if (status == TR_OK && command) status = command->run(&arguments, world);
     if (status != TR_OK && status != TR_STOPPED && tr_comm_rank(world) == 0)
         tr_print_error(tr_error_message());

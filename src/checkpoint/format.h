@@ -39,12 +39,6 @@ tr_status tr_pieces_check(int64_t ntensors, const tr_tensor_info *tensors, int64
  * in all three arrays: *run_p is that run. */
 int64_t tr_pieces_merge(int64_t npieces, const tr_piece *pieces, tr_piece *run_p);
 
-/* Local. A test switch from the environment: the value, or `otherwise` when it is not set.
- * TRIREME_FAIL_WRITE_RANK, TRIREME_FAIL_READ_RANK: that rank's transfer fails.
- * TRIREME_NO_SPACE_CHECK=1: the disk is found full by the write itself.
- * TRIREME_IO_LIMIT: elements per HDF5 call. */
-int64_t tr_switch(const char *name, int64_t otherwise);
-
 /* Local. Around everything that an entry point asks of HDF5: starts it when need be, and its errors
  * go into tr_h5_fail's message, not to standard error. (Outside, no handler may be left: HDF5 would
  * print at exit what failed opens left behind.) */

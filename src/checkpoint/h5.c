@@ -8,16 +8,12 @@
 #include <unistd.h>
 
 #include "base/file.h"
+#include "base/switch.h"
 #include "checkpoint/folder.h"
 #include "dist/watch.h"
 
 const char *const tr_array_group[TR_ARRAYS] = {"/model", "/optimizer/exp_avg",
                                                "/optimizer/exp_avg_sq"};
-
-int64_t tr_switch(const char *name, int64_t otherwise) {
-    const char *text = getenv(name);
-    return text && *text ? strtoll(text, NULL, 10) : otherwise;
-}
 
 /* What HDF5 said first since tr_h5_begin: its own stack forgets at the next call. */
 static char said[300];

@@ -9,6 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/switch.h"
 #include "checkpoint/checksum.h"
 #include "checkpoint/folder.h"
 

@@ -17,6 +17,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "base/switch.h"
 #include "checkpoint/checksum.h"
 #include "checkpoint/folder.h"
 #include "dist/watch.h"

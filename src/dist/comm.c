@@ -7,9 +7,9 @@
 #include "dist/watch.h"
 
 #include "base/log.h"
+#include "base/switch.h"
 #include "base/trace.h"
 
-#include <limits.h>
 #include <sched.h>
 #include <stdlib.h>
 #include <string.h>
@@ -34,27 +34,12 @@ void tr_comm_set_node_ranks(int ranks) {
     switches.node_ranks = ranks;
 }
 
-/* A number from the environment, 1 or more, or `otherwise` if it is not set. */
-static int64_t read_number(const char *name, int64_t most, int64_t otherwise) {
-    const char *text = getenv(name);
-    if (!text) return otherwise;
-    char *end;
-    int64_t number = strtoll(text, &end, 10);
-    if (*end != '\0' || number < 1 || number > most)
-        tr_abort("%s is \"%s\"; it must be a number from 1 to %lld", name, text, (long long)most);
-    return number;
-}
-
-static bool read_flag(const char *name, bool otherwise) {
-    const char *text = getenv(name);
-    return text ? strcmp(text, "0") != 0 : otherwise;
-}
-
 static void read_switches(void) {
-    switches.chunk_limit = read_number("TRIREME_CHUNK_LIMIT", INT_MAX, switches.chunk_limit);
-    switches.node_ranks = (int)read_number("TRIREME_NODE_RANKS", INT_MAX, switches.node_ranks);
-    switches.synchronous = read_flag("TRIREME_SYNCHRONOUS", switches.synchronous);
-    switches.shared = !read_flag("TRIREME_NO_SHARED", !switches.shared);
+    tr_comm_switches *s = &switches;
+    s->chunk_limit = tr_switch("TRIREME_CHUNK_LIMIT", s->chunk_limit);
+    s->node_ranks = (int)tr_switch("TRIREME_NODE_RANKS", s->node_ranks);
+    s->synchronous = tr_switch("TRIREME_SYNCHRONOUS", s->synchronous);
+    s->shared = !tr_switch("TRIREME_NO_SHARED", !s->shared);
 }
 
 /* Collective on mpi, which the new communicator owns. */

@@ -87,6 +87,11 @@ tr_status tr_job_create(const tr_config *config, tr_comm *world, bool plan_only,
     tr_job_place(job, place, sizeof place);
     tr_watch_place(place);
     job->device = tr_device_cpu(NULL);
+    tr_status status = tr_agree(world, job->device ? TR_OK : tr_error_status());
+    if (status != TR_OK) {
+        tr_job_destroy(job);
+        return status;
+    }
     job->model = tr_model_create(config, job->grid, job->device);
     tr_registry_options options = registry_options(config);
     tr_registry_seal(tr_model_registry(job->model), job->grid, &options,

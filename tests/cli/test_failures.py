@@ -471,6 +471,21 @@ def test_refusal(port, case, ranks):
     assert not (port.path / "checkpoints").exists()
 
 
+@pytest.mark.parametrize("ranks", [1, 3])
+@pytest.mark.parametrize("name, value, remedy", [
+    ("NODE_RANKS", "two", "a whole number from 1 to"), ("NODE_RANKS", "0", "from 1 to"),
+    ("CHUNK_LIMIT", "1e3", "from 1 to"), ("SYNCHRONOUS", "yes", "from 0 to 1"),
+    ("IO_LIMIT", "99999999999", "from 1 to"), ("CPU_LEVEL", "sse9", "use ref, portable")])
+def test_a_switch_that_makes_no_sense(port, name, value, remedy, ranks):
+    done = port.run("train", "run.yaml", "--set", "training.global_batch_size=12", ranks=ranks,
+                    code=64, env={f"TRIREME_{name}": value})
+    errors = [line for line in done.stderr.splitlines() if "rror: " in line]
+    assert len(errors) == 1 and f"TRIREME_{name}" in errors[0], done.stderr
+    assert value in errors[0] and remedy in errors[0]
+    assert not (port.path / "checkpoints").exists()
+    port.run("train", "run.yaml", "--dry-run", env={f"TRIREME_{name}": ""})
+
+
 HELP = {
     "--help": ["train", "eval", "generate", "checkpoint", "data", "CONFIG", "75"],
     "help": ["train"],

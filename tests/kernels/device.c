@@ -27,6 +27,7 @@ static void levels_by_name(void **state) {
     assert_null(tr_device_cpu(NULL));
     assert_non_null(strstr(tr_error_message(), "sse9"));
     assert_non_null(strstr(tr_error_message(), "portable"));
+    assert_non_null(strstr(tr_error_message(), "TRIREME_CPU_LEVEL"));
     setenv("TRIREME_CPU_LEVEL", "", 1);
     d = tr_device_cpu(NULL);
     assert_non_null(d);
