@@ -25,7 +25,8 @@ static void open(layers *l, tr_lab *lab, tr_dtype t) {
     tr_mlp_declare(&l->dense, c->registry, m, "dense", m->intermediate_size, 0);
     tr_moe_declare(&l->moe, c->registry, m, 0, 0, 0);
     tr_registry_options options = {.zero = 1, .bucket_elems = lab->config->parallel.bucket_elems};
-    tr_registry_seal(c->registry, l->rig.grid, &options, lab->device);
+    if (tr_registry_seal(c->registry, l->rig.grid, &options, lab->device) != TR_OK)
+        tr_abort("%s", tr_error_message());
     tr_registry_init(c->registry, 1);
     tr_registry_publish(c->registry);
     tr_arena_reset(lab->memory);

@@ -5,6 +5,7 @@
 #include "base/rng.h"
 #include "dist/watch.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -225,6 +226,26 @@ static bool has_masters(const tr_registry *r, const tr_space *s) {
     return r->t != TR_F32 || s->zero >= 3;
 }
 
+/* Local. Whether this rank has room for all of its storage. */
+static tr_status check_room(const tr_registry *r, const tr_grid *grid) {
+    const tr_allocator *a = &r->device->allocator;
+    size_t bytes = (size_t)tr_registry_bytes(r);
+    void *probe = a->alloc(a->self, bytes);
+    if (probe) {
+        a->free(a->self, probe, bytes);
+        return TR_OK;
+    }
+    char zero[64] = "";
+    if (r->options.zero < 3)
+        snprintf(zero, sizeof zero, "parallel.zero 3 (now %d), ", r->options.zero);
+    return tr_fail(TR_ERR_INTERNAL,
+                   "out of memory: rank %d of %d asks for %.1f MiB for weights, gradients and "
+                   "optimizer states; use %smore ranks (parallel.pipeline, tensor or expert), or "
+                   "fewer or narrower layers",
+                   tr_comm_rank(grid->comm[TR_GROUP_WORLD]), grid->at.world, (double)bytes / 0x1p20,
+                   zero);
+}
+
 static float *shard_array(tr_registry *r, const tr_space *s) {
     size_t bytes = (size_t)s->shard_elems * sizeof(float);
     float *array = r->device->allocator.alloc(r->device->allocator.self, bytes);
@@ -250,8 +271,8 @@ static void point(const tr_registry *r, tr_param *p) {
     if (s->zero < 2) p->grad = s->grads + p->offset;
 }
 
-void tr_registry_seal(tr_registry *r, const tr_grid *grid, const tr_registry_options *options,
-                      tr_device *device) {
+tr_status tr_registry_seal(tr_registry *r, const tr_grid *grid, const tr_registry_options *options,
+                           tr_device *device) {
     static const tr_group group[TR_SPACES] = {
         [TR_SPACE_VECTORS] = TR_GROUP_STAGE,         [TR_SPACE_WHOLE] = TR_GROUP_STAGE,
         [TR_SPACE_SPLIT] = TR_GROUP_REPLICA,         [TR_SPACE_HEADS] = TR_GROUP_HEAD_REPLICA,
@@ -266,13 +287,15 @@ void tr_registry_seal(tr_registry *r, const tr_grid *grid, const tr_registry_opt
     for (int64_t i = 0; i < r->count; i++) place(&r->params[i], grid);
     lay_out_all(r);
     for (int i = 0; i < TR_SPACES; i++) plan_berths(r, &r->space[i]);
-    if (!device) return;
+    if (!device) return TR_OK;
     r->device = device;
+    TR_TRY(tr_agree(grid->comm[TR_GROUP_WORLD], check_room(r, grid)));
     for (int i = 0; i < TR_SPACES; i++)
         if (r->space[i].elems > 0) allocate(r, &r->space[i]);
     for (int64_t i = 0; i < r->count; i++) point(r, &r->params[i]);
     r->squares = device->allocator.alloc(device->allocator.self, squares_bytes(r));
     if (!r->squares) abort();
+    return TR_OK;
 }
 
 float *tr_segment_master(const tr_registry *r, const tr_segment *g) {

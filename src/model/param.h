@@ -152,9 +152,10 @@ int64_t tr_registry_unit(tr_registry *registry, bool layer, int64_t completions)
 /* Local. Copies *decl; returns the parameter's index (its address is fixed by seal). */
 int64_t tr_registry_add(tr_registry *registry, const tr_param_decl *decl);
 
-/* Collective on the world. Fixes offsets and buckets; with a device, allocates zeroed storage. */
-void tr_registry_seal(tr_registry *registry, const tr_grid *grid,
-                      const tr_registry_options *options, tr_device *device);
+/* Collective on the world. Fixes offsets and buckets; with a device, allocates zeroed storage.
+ * TR_ERR_INTERNAL if some rank has no memory for it, before any rank has touched its own. */
+tr_status tr_registry_seal(tr_registry *registry, const tr_grid *grid,
+                           const tr_registry_options *options, tr_device *device);
 
 /* Local. Draws the masters of this rank's shard: a function of (seed, name, global element) alone.
  * Nothing is being gathered (tr_units_settle). */

@@ -94,8 +94,12 @@ tr_status tr_job_create(const tr_config *config, tr_comm *world, bool plan_only,
     }
     job->model = tr_model_create(config, job->grid, job->device);
     tr_registry_options options = registry_options(config);
-    tr_registry_seal(tr_model_registry(job->model), job->grid, &options,
-                     plan_only ? NULL : job->device);
+    status = tr_registry_seal(tr_model_registry(job->model), job->grid, &options,
+                              plan_only ? NULL : job->device);
+    if (status != TR_OK) {
+        tr_job_destroy(job);
+        return status;
+    }
     job->config_text = tr_config_print(config);
     job->micro_batches =
         config->training.global_batch_size / config->training.micro_batch_size / data;

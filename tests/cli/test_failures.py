@@ -225,11 +225,21 @@ def test_one_rank_cannot_write_or_read(lab, ranks):
     assert saved_steps(lab, "run") == [5, 10, 15, 20]
 
 
-def test_model_larger_than_memory(lab):
-    config = small(lab, "run", model=dict(hidden_size=1048576))
-    done = lab.train(config, ranks=2, code=70, timeout=60)
-    assert re.search("error: .*memory", done.stderr)
-    assert "cannot map each other's memory" not in done.stderr
+@pytest.mark.parametrize("ranks, limited", [(1, None), (2, None), (2, 1)])
+def test_model_larger_than_memory(lab, ranks, limited):
+    """Of the machine, or of what one rank is allowed: one text for all, and what would do."""
+    width = 4096 if limited else 1048576
+    config = small(lab, "run", model=dict(hidden_size=width, intermediate_size=width))
+    limit = 'if [ "$OMPI_COMM_WORLD_RANK" = 1 ]; then ulimit -v 2500000; fi; exec "$@"'
+    done = lab.train(config, ranks=ranks, code=70, timeout=60,
+                     prefix=("sh", "-c", limit, "sh") if limited else ())
+    error, = [line for line in done.stderr.splitlines() if "rror: " in line]
+    assert f"out of memory: rank {limited or 0} of {ranks} asks for " in error
+    asked = float(re.search(r"asks for ([\d.]+) MiB", error)[1])
+    plan = lab.run("train", config, "--dry-run", ranks=ranks).stdout
+    assert asked == float(re.search(r"memory +([\d.]+) MiB", plan)[1])
+    for remedy in ("parallel.zero 3 (now 1)", "more ranks", "fewer or narrower layers"):
+        assert remedy in error
 
 
 @pytest.mark.parametrize("key", ["run.directory", "checkpoint.directory"])

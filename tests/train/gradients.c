@@ -31,7 +31,7 @@ static tr_registry *declare(const tr_grid *grid, const tr_registry_options *opti
         d.stage = d.copy_stage < 0 ? i % pp : 0;
         tr_registry_add(r, &d);
     }
-    tr_registry_seal(r, grid, options, device);
+    assert_int_equal(tr_registry_seal(r, grid, options, device), TR_OK);
     return r;
 }
 
