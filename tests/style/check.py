@@ -13,7 +13,7 @@ ACROSS = {"train": {"checkpoint", "observe"}, "plan": {"train"}}
 
 MAX_LINES = 700
 MAX_COLUMNS = 100
-C_FILES = {".c", ".h", ".cu", ".cuh"}
+C_FILES = {".c", ".h", ".cc", ".cu", ".cuh"}
 TEXT_FILES = C_FILES | {".py", ".sh", ".cmake", ".txt", ".yaml"}
 FOLDERS = ("src", "kernels", "tests", "launch", "configs")
 

@@ -1,0 +1,210 @@
+/* internal.h - what the files of the host runtime share: the block that runs, its fibers, and the
+ * arena.
+ * Floor: kernels.
+ *
+ * The compiler's hooks get an address and nothing else, so the state is global, one per shared
+ * library; a lock (launch.cc) lets one host thread in at a time.
+ *
+ * fiber.cc    stacks, the switch, the ready ring     barrier.cc  __syncthreads
+ * launch.cc   one grid, block by block               warp.cc     shuffles, votes, syncwarp
+ * arena.cc    memory, red zones, protection          matrix.cc   mma, ldmatrix
+ * shadow.cc   who wrote and read what: races         async.cc    cp.async
+ * hooks.cc    the compiler's calls of checked code   report.cc   texts with file and line
+ * cost.cc     bank conflicts and sectors             stream.cc, cuda.cc   cuda_runtime_api.h */
+#pragma once
+#include "kernels/simt/runtime.h"
+
+#include <stdio.h>
+#include <string.h>
+#include <string>
+#include <vector>
+
+#ifdef __SANITIZE_ADDRESS__
+#define SIMT_ASAN 1
+#else
+#define SIMT_ASAN 0
+#endif
+
+#pragma GCC visibility push(hidden)
+namespace simt {
+
+constexpr int LANES = 32;
+constexpr int MAX_THREADS = 1024;
+constexpr size_t KB = 1024;
+constexpr size_t STACK_BYTES = SIMT_ASAN ? 256 * KB : 64 * KB;
+constexpr size_t SHARED_DEFAULT = 48 * KB; /* more needs SIMT_MAX_SMEM */
+constexpr size_t SHARED_LIMIT = 163 * KB;  /* compute capability 8.0 */
+
+/* Fibers */
+
+struct fiber {
+    void *sp;
+    unsigned char *stack; /* STACK_BYTES above a guard page */
+    void *fake;           /* ASan's */
+};
+
+enum thread_state { READY, AT_BARRIER, AT_COLLECTIVE, EXITED };
+
+enum collective_op {
+    OP_SYNCWARP,
+    OP_SHFL,
+    OP_BALLOT,
+    OP_MATCH,
+    OP_REDUCE,
+    OP_MMA,
+    OP_LDMATRIX,
+    OP_COUNT
+};
+
+struct async_copy {
+    void *to;
+    const void *from; /* NULL: zeros */
+    int group;
+};
+
+struct thread {
+    simt_thread pub; /* first: simt_self points here */
+    thread_state state;
+    fiber *on; /* NULL: not started, or ended */
+    const char *site;
+    collective_op op;
+    unsigned mask;
+    int vote;
+    int group; /* the open cp.async group */
+    std::vector<async_copy> copies;
+};
+
+struct warp;
+struct collective {
+    collective_op op;
+    const char *site;
+    unsigned mask, arrived;
+    void (*compute)(warp &w, collective &c);
+    void *payload[LANES];
+};
+
+struct warp {
+    int index;
+    unsigned syncs; /* syncwarps so far, from 1 */
+    unsigned alive; /* lanes that have not exited */
+    int pending;
+    collective waiting[LANES];
+};
+
+struct block {
+    const char *name; /* of the kernel; NULL: none runs */
+    int threads, live;
+    unsigned number; /* in the grid, x fastest */
+    unsigned epoch;  /* barriers so far, from 1 */
+    int arrived;     /* at the barrier */
+    const char *barrier_site;
+    simt_vote barrier_vote;
+    void (*body)(void *);
+    const simt_call *call;
+    bool aborted;
+    thread thread_at[MAX_THREADS];
+    warp warp_at[MAX_THREADS / LANES];
+};
+extern block now;
+
+inline thread &self() {
+    return *reinterpret_cast<thread *>(simt_self);
+}
+
+void fibers_begin_launch(); /* host stack bounds; fibers left over by an aborted block are reset */
+void fibers_run_block();    /* starts the ready threads; returns when all exited or one aborted */
+void make_ready(thread &t);
+void ready_reset();
+void wait_here(); /* self() has set its state and gives way until made ready */
+[[noreturn]] void abort_block();
+bool on_current_stack(const void *p);
+/* The name of the fiber stack whose guard page holds p, or false. */
+bool in_guard_page(const void *p);
+
+/* Position i of n, in the order that the schedule runs blocks. */
+uint64_t schedule_block(uint64_t i, uint64_t n);
+
+/* Barriers and collectives */
+
+inline bool same_site(const char *a, const char *b) {
+    return a == b || strcmp(a, b) == 0;
+}
+
+void barrier_release();
+bool barrier_complete();
+/* Publishes payload and waits for the lanes of mask; the last to arrive computes for all. */
+void join(collective_op op, unsigned mask, void *payload, const char *site,
+          void (*compute)(warp &w, collective &c));
+void warp_exit(thread &t); /* completes what waited for this lane only */
+const char *op_name(collective_op op);
+/* The scheduler has nobody to run: reports who waits where. */
+void report_deadlock();
+
+/* Launches */
+
+void run_kernel(const simt_call &call); /* now, and releases its arguments */
+
+/* Held by whoever runs kernels or changes the arena. */
+struct guard {
+    guard();
+    ~guard();
+};
+
+/* The arena: a window of shared memory, then device memory. Red zones lie between allocations. */
+
+constexpr size_t DYNAMIC_WINDOW = 256 * KB, SHARED_WINDOW = 512 * KB;
+constexpr size_t RED_ZONE = 256, SHARED_RED_ZONE = 64;
+
+struct arena_state {
+    unsigned char *base;
+    size_t bytes; /* window and device memory; 0: not created yet */
+};
+extern arena_state arena;
+
+inline size_t arena_offset(const void *p) { /* >= arena.bytes: outside */
+    return (size_t)(static_cast<const unsigned char *>(p) - arena.base);
+}
+
+void arena_create();         /* also reads the settings; nothing if it exists */
+void arena_open_for_host();  /* counted: the host may touch device memory until */
+void arena_close_for_host(); /* as many closes */
+void arena_room(size_t *free_p, size_t *total_p);
+/* The allocation that starts at or last before offset. False: there is none. */
+bool arena_find(size_t offset, size_t *start_p, size_t *bytes_p);
+void shared_begin_launch(size_t dynamic_bytes);
+void shared_begin_block();
+
+/* Protection from host code */
+
+void protect_create();
+void protect_open(bool open); /* does nothing unless protection is on */
+
+/* Checks: the shadow of the arena */
+
+extern bool checked; /* the kernels call hooks */
+enum access_kind { READ, WRITE, ATOMIC, ASYNC_ISSUE, ASYNC_ARRIVE };
+void access(const void *p, size_t bytes, access_kind kind, const void *pc, thread &t);
+void shadow_create();
+void shadow_begin_launch();
+void shadow_end_launch();
+void shadow_begin_block();
+/* bytes are now allocated (not yet written), written, or free. */
+void shadow_allocate(size_t offset, size_t bytes);
+void shadow_write(size_t offset, size_t bytes);
+void shadow_release(size_t offset, size_t bytes);
+void shadow_copy(size_t to, size_t from, size_t bytes);
+
+/* Cost */
+
+extern bool cost_on;
+void cost_note(size_t offset, size_t bytes, access_kind kind, const void *pc, const simt_thread &t);
+void cost_fold_block(); /* the block's requests are complete */
+
+/* Reports. pc and other may be NULL; site too. */
+
+void report(const char *kind, const void *pc, const void *other, const char *format, ...)
+    __attribute__((format(printf, 4, 5)));
+std::string where(const void *pc); /* "file:line" of a return address */
+
+} // namespace simt
+#pragma GCC visibility pop
