@@ -158,6 +158,7 @@ tr_device *tr_device_cpu(const char *level) {
     flush_denormals();
     fill_table(&d->kernels, levels[i].level);
     d->device = (tr_device){.name = levels[i].device_name,
+                            .identity = "",
                             .kernels = &d->kernels,
                             .host_memory = true,
                             .allocator = *tr_host_allocator(),

@@ -9,10 +9,9 @@ extern "C" {
 #endif
 
 typedef struct {
-    const char *name;            /* "cpu", "cuda", "simt", "simt-check" */
-    const char *level;           /* cpu: as tr_device_cpu says */
-    int local_rank, local_ranks; /* this process among those of the job on its node; 0 of 1 */
-    bool exclusive;              /* cuda: no two ranks may have one GPU (NCCL refuses that) */
+    const char *name;  /* "cpu", "cuda", "simt", "simt-check" */
+    const char *level; /* cpu: as tr_device_cpu says */
+    int local_rank;    /* this process among those of the job on its node; chooses a GPU */
     /* Called when a call fails that cannot be undone, with a text; does not return. NULL: prints
      * the text and ends the process with code 70. */
     void (*fatal)(const char *text);

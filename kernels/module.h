@@ -24,7 +24,7 @@ typedef struct {
 } tr_module_call;
 
 /* NULL with text and status. `call` is not needed afterwards. */
-tr_device *tr_module_open(tr_module_call *call);
+__attribute__((visibility("default"))) tr_device *tr_module_open(tr_module_call *call);
 
 /* Local. A device by a module's name ("cuda", "simt", "simt-check"); as tr_device_open. */
 tr_device *tr_module_device(const tr_device_wish *wish);

@@ -17,6 +17,11 @@ typedef struct {
     void (*explain)(void *self, char *text, size_t text_bytes);
 } tr_allocator;
 
+/* Local. Memory of `allocator` for `what` ("optimizer state"); NULL with a message
+ * (tr_error_message) that says how much was wanted for what, and how much is left where. */
+void *tr_allocator_take(const tr_allocator *allocator, size_t bytes, const char *what);
+void tr_allocator_give(const tr_allocator *allocator, void *memory, size_t bytes); /* NULL-safe */
+
 /* Host memory, 4 KiB aligned, huge pages advised for large blocks. */
 const tr_allocator *tr_host_allocator(void);
 

@@ -17,7 +17,8 @@ typedef struct tr_kernels tr_kernels; /* kernels/kernels.h */
 typedef enum { TR_TO_DEVICE, TR_TO_HOST, TR_ON_DEVICE } tr_copy_kind;
 
 struct tr_device {
-    const char *name; /* "cpu avx512 bf16": the kind, and what it is in particular */
+    const char *name;     /* "cpu avx512 bf16": the kind, and what it is in particular */
+    const char *identity; /* processes of a node that use one device say the same; CPU: "" */
     const tr_kernels *kernels;
     bool host_memory;        /* the host may read and write device memory (the CPU) */
     tr_allocator allocator;  /* device memory, contents undefined */
@@ -42,6 +43,8 @@ struct tr_device {
     void (*stream_wait_event)(tr_stream *stream, tr_event *event); /* the host does not wait */
 
     void (*trim)(tr_device *device); /* gives back work memory that kernels keep between calls */
+    /* What a device that checks kernels has found so far, also printed; NULL: it does not check. */
+    int64_t (*findings)(tr_device *device);
     void (*destroy)(tr_device *device);
 };
 
