@@ -31,7 +31,8 @@ enum {
     KEY_WORLD,
     KEY_TRACE,
     KEY_FULL,
-    KEY_ALL
+    KEY_ALL,
+    KEY_TENSORS
 };
 
 /* Each option belongs to one group; a command takes the groups it names. */
@@ -63,11 +64,12 @@ static const struct argp_option options[] = {
      TR_TAKES_DATA},
     {"validation-output", KEY_VALIDATION, "FILE", 0, "build: where the held-out part goes",
      TR_TAKES_DATA},
-    {"schedule", KEY_SCHEDULE, 0, 0, "Draw what each pipeline rank does when", TR_TAKES_PLAN},
+    {"schedule", KEY_SCHEDULE, 0, 0, "Draw what each pipeline rank does, and when", TR_TAKES_PLAN},
     {"world", KEY_WORLD, "N", 0, "For so many ranks (those of mpirun, else as few as will do)",
      TR_TAKES_PLAN},
     {"trace", KEY_TRACE, "FILE", 0, "Write the timeline as a Chrome trace, for Perfetto",
      TR_TAKES_PLAN},
+    {"tensors", KEY_TENSORS, 0, 0, "info: list all tensors of a large model", TR_TAKES_INFO},
     {"sequence-length", KEY_SEQUENCE, "N", 0, "info: for counting samples (256)", TR_TAKES_DATA}};
 
 enum { OPTIONS = sizeof options / sizeof *options };
@@ -200,6 +202,9 @@ static error_t parse(int key, char *text, struct argp_state *state) {
         break;
     case KEY_TRACE:
         a->trace = text;
+        break;
+    case KEY_TENSORS:
+        a->tensors = true;
         break;
     case KEY_FULL:
         a->full = true;

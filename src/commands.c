@@ -1,9 +1,11 @@
 /* commands.c - the commands that work on files alone: plan, checkpoint, data. Floor: main. */
 #include "commands.h"
 
+#include "base/log.h"
 #include "checkpoint/store.h"
 #include "data/build.h"
 #include "plan/draw.h"
+#include "train/job.h"
 
 #include <string.h>
 
@@ -14,29 +16,58 @@ static int64_t least_world(const tr_config *c) {
     return c->parallel.pipeline * data * context * c->parallel.tensor;
 }
 
-static tr_status plan(const tr_arguments *a, const tr_config *c, int64_t world) {
-    int64_t data;
-    TR_TRY(tr_config_check_world(c, (int)world, &data));
-    int64_t batch = c->training.global_batch_size, micro = c->training.micro_batch_size;
-    return tr_plan_schedule(c, batch / (micro * data), a->trace);
+/* Collective on comm. The plan of training, by the ranks that would train. */
+static tr_status plan_here(const tr_config *c, tr_comm *comm) {
+    tr_job *job = NULL;
+    TR_TRY(tr_job_create(c, comm, true, &job));
+    tr_job_print_plan(job);
+    tr_job_destroy(job);
+    return TR_OK;
 }
 
-static tr_status run_plan(const tr_arguments *a, int ranks) {
-    if (!a->schedule)
-        return tr_fail(TR_ERR_USAGE, "what to plan? trireme plan CONFIG --schedule draws the "
-                                     "pipeline; trireme train CONFIG --dry-run plans the memory");
-    tr_config *config = NULL;
-    TR_TRY(tr_config_read(a->config, a->nsets, a->sets, &config));
-    int64_t world = a->world ? a->world : ranks > 1 ? ranks : least_world(config);
-    tr_status status = plan(a, config, world);
-    tr_config_destroy(config);
+/* Collective on comm, one rank. What can be told of a grid without its ranks. */
+static tr_status plan_elsewhere(const tr_config *c, tr_comm *comm, int64_t ranks) {
+    tr_config *whole = NULL;
+    tr_job *job = NULL;
+    TR_TRY(tr_config_alter(c, true, 0, NULL, &whole));
+    tr_status status = tr_job_create(whole, comm, true, &job);
+    if (status == TR_OK) {
+        int64_t bytes = tr_registry_bytes(tr_model_registry(job->model));
+        tr_job_print_model(job);
+        tr_say("grid       %lld ranks", (long long)ranks);
+        tr_say("memory     %.1f MiB for weights, gradients and optimizer of the whole model;",
+               (double)bytes / 0x1p20);
+        tr_say("           mpirun -n %lld trireme plan %s says what a rank takes", (long long)ranks,
+               c->source);
+    }
+    tr_job_destroy(job);
+    tr_config_destroy(whole);
     return status;
 }
 
-tr_status tr_command_plan(const tr_arguments *a, tr_comm *world) {
+/* Collective on comm. */
+static tr_status plan(const tr_arguments *a, const tr_config *c, tr_comm *comm) {
+    int64_t data = 1, size = tr_comm_size(comm), micro = c->training.micro_batch_size;
+    int64_t ranks = a->world ? a->world : size > 1 ? size : least_world(c);
+    bool root = tr_comm_rank(comm) == 0;
+    TR_TRY(tr_config_check_world(c, (int)ranks, &data));
+    if (!a->schedule && ranks == size) TR_TRY(plan_here(c, comm));
+    tr_comm *alone = tr_comm_split(comm, tr_comm_rank(comm), 0);
     tr_status status = TR_OK;
-    if (tr_comm_rank(world) == 0) status = run_plan(a, tr_comm_size(world));
-    return tr_agree(world, status);
+    if (root && !a->schedule && ranks != size) status = plan_elsewhere(c, alone, ranks);
+    if (root && status == TR_OK)
+        status = tr_plan_schedule(c, c->training.global_batch_size / (micro * data), a->schedule,
+                                  a->trace);
+    tr_comm_free(alone);
+    return tr_agree(comm, status);
+}
+
+tr_status tr_command_plan(const tr_arguments *a, tr_comm *world) {
+    tr_config *config = NULL;
+    TR_TRY(tr_agree(world, tr_config_read(a->config, a->nsets, a->sets, &config)));
+    tr_status status = plan(a, config, world);
+    tr_config_destroy(config);
+    return status;
 }
 
 tr_status tr_command_checkpoint(const tr_arguments *a, tr_comm *world) {
@@ -46,7 +77,8 @@ tr_status tr_command_checkpoint(const tr_arguments *a, tr_comm *world) {
         return tr_fail(TR_ERR_USAGE, "checkpoint '%s'? trireme checkpoint info|verify PATH",
                        operation);
     if (!path) return tr_fail(TR_ERR_USAGE, "which file? trireme checkpoint %s PATH", operation);
-    return *operation == 'i' ? tr_checkpoint_info(world, path) : tr_checkpoint_verify(world, path);
+    return *operation == 'i' ? tr_checkpoint_info(world, path, a->tensors)
+                             : tr_checkpoint_verify(world, path);
 }
 
 static tr_status build(const tr_arguments *a) {

@@ -16,7 +16,7 @@ typedef struct {
     double validation_fraction, temperature, top_p;
     int64_t tokens, seed, sequence_length, end_of_document;
     int64_t world; /* 0: not given */
-    bool dry_run, schedule, full, all;
+    bool dry_run, schedule, full, all, tensors;
 } tr_arguments;
 
 /* Groups of options a command takes. */
@@ -27,7 +27,8 @@ enum {
     TR_TAKES_SAMPLE = 8,
     TR_TAKES_DATA = 16,
     TR_TAKES_VERIFY = 32,
-    TR_TAKES_PLAN = 64
+    TR_TAKES_PLAN = 64,
+    TR_TAKES_INFO = 128
 };
 
 typedef struct {
@@ -44,7 +45,7 @@ tr_status tr_arguments_read(int argc, char **argv, const tr_command **command_p,
                             tr_arguments *arguments);
 void tr_arguments_free(tr_arguments *arguments);
 
-/* plan CONFIG --schedule, checkpoint info|verify, data build|info (commands.c) */
+/* plan CONFIG, checkpoint info|verify, data build|info (commands.c) */
 tr_status tr_command_plan(const tr_arguments *arguments, tr_comm *world);
 tr_status tr_command_checkpoint(const tr_arguments *arguments, tr_comm *world);
 tr_status tr_command_data(const tr_arguments *arguments, tr_comm *world);

@@ -70,6 +70,12 @@ static void name_track(const char *what, int number, const char *name) {
             trace.rank, number, what, name);
 }
 
+static tr_status cannot_write(const char *path) {
+    return tr_fail(TR_ERR_IO,
+                   "cannot write %s: %s; make room there, or log.trace=false does without it", path,
+                   strerror(errno));
+}
+
 tr_status tr_trace_open(const char *path, int rank, const char *place) {
     static const char *const tracks[] = {"actions", "work", "waiting", "transfers"};
     memset(&trace, 0, sizeof trace);
@@ -80,7 +86,7 @@ tr_status tr_trace_open(const char *path, int rank, const char *place) {
     trace.file = fopen(path, "w");
     if (!trace.file) {
         free(trace.events);
-        return tr_fail(TR_ERR_IO, "cannot write %s: %s", path, strerror(errno));
+        return cannot_write(path);
     }
     trace.start = now();
     fprintf(
@@ -110,7 +116,7 @@ tr_status tr_trace_close(void) {
     bad = fclose(trace.file) != 0 || bad;
     trace.file = NULL;
     free(trace.events);
-    return bad ? tr_fail(TR_ERR_IO, "cannot write %s: %s", trace.path, strerror(errno)) : TR_OK;
+    return bad ? cannot_write(trace.path) : TR_OK;
 }
 
 tr_trace_sums tr_trace_sum(void) {

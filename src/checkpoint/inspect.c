@@ -84,7 +84,7 @@ static void say_tensor(const tr_tensor_info *info) {
 }
 
 static void say_info(const char *path, const tr_progress_state *state, const catalog *c,
-                     int64_t file_bytes) {
+                     int64_t file_bytes, bool all) {
     enum { SHOWN = 40 };
     char number[32], name[48];
     int64_t parameters = 0;
@@ -104,15 +104,15 @@ static void say_info(const char *path, const tr_progress_state *state, const cat
     tr_say("parameters  %s in %" PRId64 " tensors, float32 with two moments", number, c->count);
     tr_say("file        %.1f MiB", (double)file_bytes / 0x1p20);
     for (int64_t t = 0; t < c->count; t++) {
-        if (c->count > SHOWN && t == SHOWN * 3 / 4) {
-            tr_say("  ... (%" PRId64 " more)", c->count - SHOWN);
+        if (!all && c->count > SHOWN && t == SHOWN * 3 / 4) {
+            tr_say("  ... (%" PRId64 " more; --tensors lists all)", c->count - SHOWN);
             t += c->count - SHOWN;
         }
         say_tensor(&c->entries[t].info);
     }
 }
 
-static tr_status info_local(const char *path) {
+static tr_status info_local(const char *path, bool all) {
     hid_t file;
     hsize_t bytes = 0;
     tr_progress_state state = {0};
@@ -122,7 +122,7 @@ static tr_status info_local(const char *path) {
     if (status == TR_OK) status = catalog_read(file, path, 1, &c);
     if (status == TR_OK) {
         H5Fget_filesize(file, &bytes);
-        say_info(path, &state, &c, (int64_t)bytes);
+        say_info(path, &state, &c, (int64_t)bytes, all);
     }
     catalog_free(&c);
     free(state.config);
@@ -130,9 +130,9 @@ static tr_status info_local(const char *path) {
     return status;
 }
 
-tr_status tr_checkpoint_info(tr_comm *world, const char *path) {
+tr_status tr_checkpoint_info(tr_comm *world, const char *path, bool all) {
     tr_h5_begin();
-    tr_status status = tr_agree(world, tr_comm_rank(world) == 0 ? info_local(path) : TR_OK);
+    tr_status status = tr_agree(world, tr_comm_rank(world) == 0 ? info_local(path, all) : TR_OK);
     tr_h5_end();
     return status;
 }

@@ -56,5 +56,5 @@ tr_status tr_checkpoint_list(tr_comm *world, const char *directory, int64_t **st
 void tr_checkpoint_path(char *out, size_t bytes, const char *directory, int64_t step);
 
 /* The commands `trireme checkpoint info|verify PATH`; collective on world; print on rank 0. */
-tr_status tr_checkpoint_info(tr_comm *world, const char *path);
+tr_status tr_checkpoint_info(tr_comm *world, const char *path, bool all);
 tr_status tr_checkpoint_verify(tr_comm *world, const char *path);

@@ -161,7 +161,9 @@ tr_status tr_events_close(tr_events *events) {
     if (!events) return TR_OK;
     tr_status status = TR_OK;
     if (events->file && fclose(events->file) != 0)
-        status = tr_fail(TR_ERR_IO, "%s: cannot write it: %s", events->path, strerror(errno));
+        status =
+            tr_fail(TR_ERR_IO, "%s: cannot write it: %s; log.tensorboard=false does without it",
+                    events->path, strerror(errno));
     free(events->path);
     free(events);
     return status;

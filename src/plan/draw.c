@@ -99,7 +99,9 @@ static void write_event(FILE *f, const tr_schedule_shape *shape, int64_t rank, c
 tr_status tr_write_trace(const char *path, const tr_schedule *lists, const tr_schedule_shape *shape,
                          const tr_timeline *t) {
     FILE *f = fopen(path, "w");
-    if (!f) return tr_fail(TR_ERR_IO, "cannot write %s: %s", path, strerror(errno));
+    if (!f)
+        return tr_fail(TR_ERR_IO, "cannot write %s: %s; name another file after --trace", path,
+                       strerror(errno));
     fprintf(f, "{\"displayTimeUnit\":\"ms\",\"traceEvents\":[\n"
                "{\"ph\":\"M\",\"name\":\"process_name\",\"pid\":0,\"args\":{\"name\":\"trireme "
                "schedule\"}}");
@@ -117,7 +119,8 @@ tr_status tr_write_trace(const char *path, const tr_schedule *lists, const tr_sc
     fprintf(f, "\n]}\n");
     bool failed = ferror(f) != 0;
     if (fclose(f) != 0 || failed)
-        return tr_fail(TR_ERR_IO, "cannot write %s: %s", path, strerror(errno));
+        return tr_fail(TR_ERR_IO, "cannot write %s: %s; make room, or name another file", path,
+                       strerror(errno));
     return TR_OK;
 }
 
@@ -140,7 +143,17 @@ static void say_what(const tr_config *config, const tr_schedule_shape *shape) {
     free(name);
 }
 
-tr_status tr_plan_schedule(const tr_config *config, int64_t micro_batches, const char *trace) {
+static void say_idle(const tr_config *config, const tr_timeline *t) {
+    char *name = tr_config_value(config, "parallel.schedule");
+    tr_say("schedule   %s leaves ranks idle for %.2f %% of the time if a forward, a gradient of",
+           name, 100 * tr_timeline_idle(t));
+    tr_say("           inputs and one of weights take equally long and messages none; --schedule "
+           "draws it");
+    free(name);
+}
+
+tr_status tr_plan_schedule(const tr_config *config, int64_t micro_batches, bool draw,
+                           const char *trace) {
     tr_schedule_shape shape = {.kind = config->parallel.schedule,
                                .stages = tr_stages_of(config),
                                .micro_batches = micro_batches};
@@ -155,8 +168,12 @@ tr_status tr_plan_schedule(const tr_config *config, int64_t micro_batches, const
     if (status == TR_OK) {
         tr_costs costs = {.forward = 1, .input = 1, .weight = 1, .share = share};
         tr_timeline t = tr_simulate(all, &shape, &costs);
-        say_what(config, &shape);
-        tr_draw_timeline(all, &shape, &t);
+        if (draw) {
+            say_what(config, &shape);
+            tr_draw_timeline(all, &shape, &t);
+        } else {
+            say_idle(config, &t);
+        }
         if (trace) status = tr_write_trace(trace, all, &shape, &t);
         if (trace && status == TR_OK)
             tr_say("trace %s (open it in https://ui.perfetto.dev)", trace);

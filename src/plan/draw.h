@@ -12,7 +12,8 @@ void tr_draw_timeline(const tr_schedule *schedules, const tr_schedule_shape *sha
 tr_status tr_write_trace(const char *path, const tr_schedule *schedules,
                          const tr_schedule_shape *shape, const tr_timeline *timeline);
 
-/* Local. `trireme plan CONFIG --schedule`: the config's schedule with a forward, a gradient of the
- * input and one of the weights costing a unit each for a rank's share of the layers. `trace` is a
- * path, or NULL. */
-tr_status tr_plan_schedule(const tr_config *config, int64_t micro_batches, const char *trace);
+/* Local. `trireme plan CONFIG`: the config's schedule with a forward, a gradient of the input and
+ * one of the weights costing a unit each for a rank's share of the layers: how much of the time
+ * ranks idle, or with `draw` all of it. `trace` is a path, or NULL. */
+tr_status tr_plan_schedule(const tr_config *config, int64_t micro_batches, bool draw,
+                           const char *trace);

@@ -332,13 +332,19 @@ static void print_exchange(const tr_job *job) {
                                                   : "from rank to rank");
 }
 
+void tr_job_print_model(const tr_job *job) {
+    const tr_model_config *m = &job->config->model;
+    tr_say("model      %.2f M parameters, %.2f M active a token; %lld layers, %lld of them MoE",
+           (double)tr_registry_total(tr_model_registry(job->model)) / 1e6,
+           (double)tr_model_active_params(job->model) / 1e6, (long long)m->num_hidden_layers,
+           (long long)tr_model_moe_layers(m));
+}
+
 void tr_job_print_plan(const tr_job *job) {
     const tr_config *c = job->config;
     const tr_grid_shape *g = &job->grid->at.shape;
     const tr_registry *r = tr_model_registry(job->model);
-    tr_say("model      %.2f M parameters, %.2f M active a token; %lld layers, %lld of them MoE",
-           (double)tr_registry_total(r) / 1e6, (double)tr_model_active_params(job->model) / 1e6,
-           (long long)c->model.num_hidden_layers, (long long)tr_model_moe_layers(&c->model));
+    tr_job_print_model(job);
     tr_say(
         "grid       %d rank%s: pipeline %d x data %d x context %d x tensor %d, expert %d of data x "
         "context",

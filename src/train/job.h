@@ -55,5 +55,7 @@ void tr_job_place(const tr_job *job, char *out, size_t bytes);
 void tr_job_run_directory(const tr_config *config, char *out, size_t bytes);
 void tr_job_checkpoint_directory(const tr_config *config, char *out, size_t bytes);
 
+/* Local. Prints on rank 0 the model's size. */
+void tr_job_print_model(const tr_job *job);
 /* Local. Prints the plan on rank 0: model, grid, memory. */
 void tr_job_print_plan(const tr_job *job);

@@ -34,7 +34,9 @@ tr_status tr_routing_log_open(tr_job *job, const tr_batches *batches, tr_routing
     tr_job_run_directory(job->config, directory, sizeof directory);
     snprintf(path, sizeof path, "%s/routing-%d.jsonl", directory, tr_comm_rank(job->world));
     FILE *file = fopen(path, "w");
-    if (!file) return tr_fail(TR_ERR_IO, "cannot write %s: %s", path, strerror(errno));
+    if (!file)
+        return tr_fail(TR_ERR_IO, "cannot write %s: %s; log.routing=false does without it", path,
+                       strerror(errno));
     tr_routing_log *log = malloc(sizeof *log);
     if (!log) abort();
     *log = (tr_routing_log){job, batches, file};

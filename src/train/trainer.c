@@ -46,7 +46,10 @@ static tr_status write_config(const tr_job *job, const char *directory) {
     snprintf(path, sizeof path, "%s/config.yaml", directory);
     FILE *f = fopen(path, "w");
     if (!f || fputs(job->config_text, f) < 0 || fclose(f) != 0)
-        return tr_fail(TR_ERR_IO, "cannot write %s: %s", path, strerror(errno));
+        return tr_fail(TR_ERR_IO,
+                       "cannot write %s: %s; make room, or set run.directory to a place where you "
+                       "may write",
+                       path, strerror(errno));
     return TR_OK;
 }
 

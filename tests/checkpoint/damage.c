@@ -161,7 +161,7 @@ static void expect_damaged(const char *what, const char *words) {
               what, (int)status, last);
     }
     ranks_expect(tr_checkpoint_verify(ranks_world, path), TR_ERR_DATA, path);
-    ranks_expect(tr_checkpoint_info(ranks_world, path), TR_ERR_DATA, path);
+    ranks_expect(tr_checkpoint_info(ranks_world, path, false), TR_ERR_DATA, path);
 }
 
 static void test_cut_foreign_and_absent(void **unused) {
@@ -188,7 +188,7 @@ static void test_cut_foreign_and_absent(void **unused) {
     ranks_wait();
     CHECK(load(FX_EVEN) == TR_ERR_MISSING && strstr(last, path), "%s", last);
     ranks_expect(tr_checkpoint_verify(ranks_world, path), TR_ERR_MISSING, path);
-    ranks_expect(tr_checkpoint_info(ranks_world, path), TR_ERR_MISSING, path);
+    ranks_expect(tr_checkpoint_info(ranks_world, path, false), TR_ERR_MISSING, path);
     tear_down();
 }
 
@@ -213,7 +213,7 @@ static void test_verify_counts_all_damage(void **unused) {
     (void)unused;
     set_up();
     ranks_expect(tr_checkpoint_verify(ranks_world, path), TR_OK, "");
-    ranks_expect(tr_checkpoint_info(ranks_world, path), TR_OK, "");
+    ranks_expect(tr_checkpoint_info(ranks_world, path, false), TR_OK, "");
     flip_in_place(data_offset("model/model.b"), 64);
     flip_in_place(data_offset("optimizer/exp_avg_sq/model.a") + 139, 1);
     ranks_expect(tr_checkpoint_verify(ranks_world, path), TR_ERR_DATA, "2 of 6 tensors");

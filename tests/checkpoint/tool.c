@@ -127,7 +127,7 @@ static tr_status dispatch(int argc, char **argv) {
     if (strcmp(verb, "save") == 0)
         return save(argv[2], number, 0, FX_RANDOM, fx_ntensors, fx_tensors);
     if (strcmp(verb, "load") == 0) return load(argv[2]);
-    if (strcmp(verb, "info") == 0) return tr_checkpoint_info(world, argv[2]);
+    if (strcmp(verb, "info") == 0) return tr_checkpoint_info(world, argv[2], false);
     if (strcmp(verb, "verify") == 0) return tr_checkpoint_verify(world, argv[2]);
     if (strcmp(verb, "endless") == 0) return endless(argv[2], number);
     if (strcmp(verb, "bench") == 0 && argc > 4)

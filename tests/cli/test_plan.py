@@ -1,7 +1,9 @@
-"""Property: `trireme plan CONFIG --schedule` draws every kind of schedule within 100 columns and
+"""Property: `trireme plan CONFIG` tells what `train --dry-run` does, and without the grid's ranks
+what can be told without them; `trireme plan CONFIG --schedule` draws every kind of schedule within 100 columns and
 writes a trace whose events are what it drew, needs no ranks of the grid, and names what is
 impossible."""
 import json
+import re
 
 import pytest
 
@@ -70,7 +72,25 @@ def test_what_is_impossible_is_named(lab):
              "at most 524288 are possible with pipeline 4 * virtual_stages 2"),
             ("1f1b", ["--trace", "no/such/folder"], 74, "cannot write no/such/folder")]:
         assert text in plan(lab, kind, *words, code=code).stderr
-    assert "--schedule" in lab.run("plan", lab.config("plan"), code=64).stderr
+    assert "another file after --trace" in plan(lab, "1f1b", "--trace", "no/such", code=74).stderr
+
+
+def test_what_a_config_takes(lab):
+    config = lab.config("plan", "moe", parallel=dict(pipeline=2, expert=2))
+    here, elsewhere = (lab.run("plan", config, ranks=ranks).stdout for ranks in (4, 1))
+    idle = "1f1b leaves ranks idle for 20.00 % of the time"  # (p - 1) / (m + p - 1), m = 8 / 2
+    for said in here, elsewhere, lab.run("plan", config, "--world", 4, ranks=3).stdout:
+        assert idle in said and max(map(len, said.splitlines())) <= 100
+        assert re.search(r"model +0.07 M parameters", said)
+    assert here.startswith(lab.run("train", config, "--dry-run", ranks=4).stdout)
+    assert "grid       4 ranks" in elsewhere
+    assert "mpirun -n 4 trireme plan plan.yaml says what a rank takes" in elsewhere
+    whole = lab.run("plan", lab.config("whole", "moe")).stdout  # its grid is here: one rank
+    memory = [re.search(r"memory +([\d.]+ MiB)", said)[1] for said in (whole, elsewhere)]
+    assert memory[0] == memory[1] and "0.00 %" in whole
+    done = lab.run("plan", config, "--world", 4, "--schedule", "--trace", "t.json", ranks=2)
+    assert "t.json" in done.stdout and (lab.path / "t.json").exists()
+    assert "divide the 3 ranks" in lab.run("plan", config, ranks=3, code=64).stderr
 
 
 def test_the_legend_explains_what_is_drawn(lab):

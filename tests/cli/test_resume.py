@@ -403,6 +403,7 @@ def test_info_and_verify(copied):
                                                               "optimizer/exp_avg_sq"))
     for text in (path, "15 (15 updates", f"{15 * 8:,}", f"{15 * 8 * 48:,}", f"{parameters:,}"):
         assert text in said
+    assert "more" not in said
     for ranks in 1, 2:
         assert "checksums are right" in lab.run("checkpoint", "verify", path, ranks=ranks).stdout
     flip_byte(lab.path / path)
@@ -410,6 +411,17 @@ def test_info_and_verify(copied):
     assert "damaged: model/model.layers.1.self_attn.q_proj.weight" in done.stdout + done.stderr
     lab.run("checkpoint", "verify", "nowhere.h5", code=66)
     lab.run("checkpoint", "info", "nowhere.h5", code=66)
+
+
+def test_info_of_many_tensors(lab):
+    config = small(lab, "deep", model=dict(num_hidden_layers=8), training=dict(steps=1))
+    lab.train(config)
+    names = set(lab.tensors("deep", 1))
+    for words, whole in ([], False), (["--tensors"], True):
+        said = lab.run("checkpoint", "info", lab.checkpoint_path("deep", 1), *words).stdout
+        listed = {line.split()[0] for line in said.splitlines() if line.startswith("  ")}
+        assert (names <= listed) == whole
+        assert ("; --tensors lists all)" in said) != whole
 
 
 # --- evaluation -----------------------------------------------------------------------------------

@@ -75,5 +75,6 @@ def test_trace_that_cannot_be_written_costs_no_step(lab):
     (lab.path / "runs/run/trace-1.json").symlink_to("/dev/full")
     done = lab.train(config, ranks=2, code=74)
     assert "cannot write runs/run/trace-1.json: No space left on device" in done.stderr
+    assert "log.trace=false does without it" in done.stderr
     assert done.stderr.count("error:") == 1
     assert saved_steps(lab, "run") == [5] and len(lab.rows("run")) == 5
