@@ -1,7 +1,7 @@
 """Property: `trireme plan CONFIG` tells what `train --dry-run` does, and without the grid's ranks
-what can be told without them; `trireme plan CONFIG --schedule` draws every kind of schedule within 100 columns and
-writes a trace whose events are what it drew, needs no ranks of the grid, and names what is
-impossible."""
+what can be told without them; `trireme plan CONFIG --schedule` draws every kind of schedule within
+100 columns and writes a trace whose events are what it drew, needs no ranks of the grid, and names
+what is impossible."""
 import json
 import re
 
