@@ -47,7 +47,7 @@ bool in_arguments(const void *p) {
 
 /* An address that is neither device memory nor the thread's own. */
 void outside(const void *p, size_t bytes, access_kind kind, const void *pc) {
-    if (!simt_self || on_current_stack(p) || in_arguments(p) || in_image(p)) return;
+    if (!simt_self || on_current_stack(p) || in_arguments(p) || in_image(p) || is_pinned(p)) return;
     report("host memory", pc, nullptr, "thread %d: %s of %zu bytes at %p, which is host memory",
            simt_self->id, kind == READ ? "read" : "write", bytes, p);
 }

@@ -14,6 +14,7 @@
 #pragma once
 #include "kernels/simt/runtime.h"
 
+#include <functional>
 #include <stdio.h>
 #include <string.h>
 #include <string>
@@ -142,6 +143,8 @@ void report_deadlock();
 
 /* Launches */
 
+/* Reports and returns what is wrong with the sizes of a launch. */
+cudaError_t check_launch(const simt_call &call);
 void run_kernel(const simt_call &call); /* now, and releases its arguments */
 
 /* Held by whoever runs kernels or changes the arena. */
@@ -149,6 +152,15 @@ struct guard {
     guard();
     ~guard();
 };
+
+/* Streams and the entry points of cuda_runtime_api.h */
+
+void enqueue(cudaStream_t stream, std::function<void()> run);
+void drain(cudaStream_t stream);
+void drain_all();
+cudaError_t set_error(cudaError_t error); /* for cudaGetLastError; returns it */
+cudaError_t device_error();               /* what every call returns once a report was made */
+bool is_pinned(const void *p);
 
 /* The arena: a window of shared memory, then device memory. Red zones lie between allocations. */
 

@@ -19,32 +19,6 @@ std::map<const void *, size_t> allowed_shared; /* by SIMT_MAX_SMEM */
 
 constexpr unsigned DEFAULT_MXCSR = 0x1f80; /* GPUs keep denormals, whatever the host does */
 
-bool within_limits(const simt_call &call) {
-    const dim3 &g = call.grid, &b = call.block;
-    uint64_t threads = (uint64_t)b.x * b.y * b.z;
-    if (threads < 1 || threads > MAX_THREADS || b.z > 64) {
-        report("launch", nullptr, nullptr, "a block of %u x %u x %u threads: 1 to 1024", b.x, b.y,
-               b.z);
-        return false;
-    }
-    if (g.x < 1 || g.y < 1 || g.z < 1 || g.x > 0x7fffffffu || g.y > 65535 || g.z > 65535) {
-        report("launch", nullptr, nullptr,
-               "a grid of %u x %u x %u blocks: 1 to 2^31 - 1, 65535 and 65535", g.x, g.y, g.z);
-        return false;
-    }
-    auto allowed = allowed_shared.find(call.kernel);
-    size_t limit = allowed == allowed_shared.end() ? SHARED_DEFAULT : allowed->second;
-    if (limit < SHARED_DEFAULT) limit = SHARED_DEFAULT;
-    if (call.dynamic_bytes > limit) {
-        report("shared memory", nullptr, nullptr,
-               "%zu bytes of dynamic shared memory, %zu are allowed: SIMT_MAX_SMEM before the "
-               "launch (at most %zu, compute capability 8.0)",
-               call.dynamic_bytes, limit, SHARED_LIMIT);
-        return false;
-    }
-    return true;
-}
-
 void begin_threads() {
     for (int i = 0; i < now.threads; i++) {
         thread &t = now.thread_at[i];
@@ -97,28 +71,53 @@ void run_grid() {
 
 } // namespace
 
+cudaError_t check_launch(const simt_call &call) {
+    const dim3 &g = call.grid, &b = call.block;
+    uint64_t threads = (uint64_t)b.x * b.y * b.z;
+    if (threads < 1 || threads > MAX_THREADS || b.z > 64) {
+        report("launch", nullptr, nullptr, "kernel %s: a block of %u x %u x %u threads: 1 to 1024",
+               call.name, b.x, b.y, b.z);
+        return cudaErrorInvalidConfiguration;
+    }
+    if (g.x < 1 || g.y < 1 || g.z < 1 || g.x > 0x7fffffffu || g.y > 65535 || g.z > 65535) {
+        report("launch", nullptr, nullptr,
+               "kernel %s: a grid of %u x %u x %u blocks: 1 to 2^31 - 1, 65535 and 65535",
+               call.name, g.x, g.y, g.z);
+        return cudaErrorInvalidConfiguration;
+    }
+    auto allowed = allowed_shared.find(call.kernel);
+    size_t limit = allowed == allowed_shared.end() ? SHARED_DEFAULT : allowed->second;
+    if (limit < SHARED_DEFAULT) limit = SHARED_DEFAULT;
+    if (call.dynamic_bytes > limit) {
+        report("shared memory", nullptr, nullptr,
+               "kernel %s: %zu bytes of dynamic shared memory, %zu are allowed: SIMT_MAX_SMEM "
+               "before the launch (at most %zu, compute capability 8.0)",
+               call.name, call.dynamic_bytes, limit, SHARED_LIMIT);
+        return cudaErrorInvalidValue;
+    }
+    return cudaSuccess;
+}
+
 void run_kernel(const simt_call &call) {
     now.name = call.name;
     now.call = &call;
     now.body = call.body;
     now.aborted = false;
     simt_block_index = {0, 0, 0};
-    if (within_limits(call)) {
-        simt_grid_dim = call.grid;
-        simt_block_dim = call.block;
-        now.threads = (int)(call.block.x * call.block.y * call.block.z);
-        unsigned mxcsr = _mm_getcsr();
-        _mm_setcsr(DEFAULT_MXCSR);
-        arena_open_for_host();
-        shared_begin_launch(call.dynamic_bytes);
-        if (checked) shadow_begin_launch();
-        fibers_begin_launch();
-        begin_threads();
-        run_grid();
-        if (checked) shadow_end_launch();
-        arena_close_for_host();
-        _mm_setcsr(mxcsr);
-    }
+    simt_grid_dim = call.grid;
+    simt_block_dim = call.block;
+    now.threads = (int)(call.block.x * call.block.y * call.block.z);
+    unsigned mxcsr = _mm_getcsr();
+    _mm_setcsr(DEFAULT_MXCSR);
+    arena_open_for_host();
+    shared_begin_launch(call.dynamic_bytes);
+    if (checked) shadow_begin_launch();
+    fibers_begin_launch();
+    begin_threads();
+    run_grid();
+    if (checked) shadow_end_launch();
+    arena_close_for_host();
+    _mm_setcsr(mxcsr);
     now.name = nullptr;
     call.release(call.arguments);
 }
