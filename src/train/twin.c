@@ -110,11 +110,13 @@ static void fewer_layers(shrinker *s) {
 /* --- widths ------------------------------------------------------------------------------------
  */
 
-/* Fewer heads in the same ratio, and as many as before for each rank that shares them. */
+/* Fewer heads in the same ratio. Ranks that share them, by tensor or by context_heads, have whole
+ * key/value heads, or copies of one, as they had before. */
 static void fewer_heads(shrinker *s) {
     const tr_model_config *m = &s->now->model;
     int64_t keys = m->num_key_value_heads, ratio = m->num_attention_heads / keys;
-    int64_t unit = s->now->parallel.tensor, least = unit > 2 ? unit : 2;
+    int64_t unit = s->now->parallel.tensor * s->now->parallel.context_heads;
+    int64_t least = unit > 2 ? unit : 2;
     if (keys % unit) return;
     for (int64_t few = tr_round_up(least, unit); few < keys; few += unit) {
         sets given = {0};

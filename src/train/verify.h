@@ -20,6 +20,7 @@ typedef struct {
 
 /* Collective on world. Refuses what tr_train would refuse. Prints the comparison on rank 0;
  * TR_ERR_INTERNAL when something is off by more than its limit. Writes no file.
- * For tests of this command: TRIREME_VERIFY_BREAK=NAME doubles a part of that parameter's gradient
- * on one rank of the grid, which must be found. */
+ * For tests of this command, a fault on one rank of the grid, which must be found:
+ * TRIREME_VERIFY_BREAK=NAME doubles a part of that parameter's gradient,
+ * TRIREME_VERIFY_BREAK=update lets the last rank update by a learning rate that is 1 % too high. */
 tr_status tr_verify(const tr_config *config, tr_comm *world, const tr_verify_options *options);

@@ -102,6 +102,20 @@ def test_a_wrong_gradient_is_found(lab, name):
     assert first[1] == name, done.stdout
 
 
+@pytest.mark.parametrize("parallel", [
+    dict(pipeline=2, expert=2), dict(tensor=2, zero=2), dict(expert=4, zero=3),
+    dict(context=4, context_heads=2, overlap=False)])
+def test_a_wrong_update_is_found(lab, parallel):
+    """Of one rank's shard: by the weights' columns alone, for the gradients are right."""
+    config = lab.config("wrong", "moe", parallel=parallel)
+    done = verify(lab, config, ranks=4, code=70, env=dict(TRIREME_VERIFY_BREAK="update"))
+    assert "error: this grid does not compute what one rank computes" in done.stderr
+    assert re.search(r"step [12]: the new weight of \S+ is off by", done.stderr), done.stderr
+    rows = re.findall(r"^  (?:model|lm_head)\S+ +(.{10}) (.{10}) (.{10}) (.{10})$", done.stdout, re.M)
+    over = [any("!" in row[column] for row in rows) for column in range(4)]
+    assert len(rows) == 20 and over == [False, True, False, True], done.stdout
+
+
 def test_a_break_that_names_nothing(lab):
     done = verify(lab, lab.config("wrong", "dense"), code=64, env=dict(TRIREME_VERIFY_BREAK="x"))
     assert "TRIREME_VERIFY_BREAK is x" in done.stderr
