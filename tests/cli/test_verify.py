@@ -111,7 +111,8 @@ def test_a_wrong_update_is_found(lab, parallel):
     done = verify(lab, config, ranks=4, code=70, env=dict(TRIREME_VERIFY_BREAK="update"))
     assert "error: this grid does not compute what one rank computes" in done.stderr
     assert re.search(r"step [12]: the new weight of \S+ is off by", done.stderr), done.stderr
-    rows = re.findall(r"^  (?:model|lm_head)\S+ +(.{10}) (.{10}) (.{10}) (.{10})$", done.stdout, re.M)
+    rows = re.findall(r"^  (?:model|lm_head)\S+ +(.{10}) (.{10}) (.{10}) (.{10})$", done.stdout,
+                      re.M)
     over = [any("!" in row[column] for row in rows) for column in range(4)]
     assert len(rows) == 20 and over == [False, True, False, True], done.stdout
 
