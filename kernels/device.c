@@ -3,6 +3,7 @@
 #include "kernels/device.h"
 
 #include "kernels/cpu/scratch.h"
+#include "kernels/cpu/stream.h"
 #include "kernels/makers.h"
 #include "kernels/module.h"
 
@@ -12,10 +13,6 @@
 #if defined(__x86_64__)
 #include <immintrin.h>
 #endif
-
-struct tr_stream {
-    tr_device *device; /* borrowed */
-};
 
 struct tr_event {
     tr_device *device; /* borrowed */
@@ -68,7 +65,7 @@ static void flush_denormals(void) {
 static tr_stream *stream_create(tr_device *device) {
     tr_stream *s = malloc(sizeof *s);
     if (!s) abort();
-    s->device = device;
+    *s = (tr_stream){.device = device};
     return s;
 }
 
@@ -77,6 +74,11 @@ static void stream_destroy(tr_stream *stream) {
 }
 static void stream_wait(tr_stream *stream) {
     (void)stream;
+}
+
+static void stream_drive(tr_stream *stream, void (*drive)(void *context), void *context) {
+    stream->drive = drive;
+    stream->context = context;
 }
 
 static void copy(tr_stream *stream, void *to, const void *from, size_t bytes, tr_copy_kind kind) {
@@ -166,6 +168,7 @@ tr_device *tr_device_cpu(const char *level) {
                             .stream_create = stream_create,
                             .stream_destroy = stream_destroy,
                             .stream_wait = stream_wait,
+                            .stream_drive = stream_drive,
                             .copy = copy,
                             .zero = zero,
                             .event_create = event_create,

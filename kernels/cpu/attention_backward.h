@@ -20,6 +20,7 @@
 #pragma once
 #include "kernels/cpu/attention_tile.h"
 #include "kernels/cpu/scratch.h"
+#include "kernels/cpu/stream.h"
 
 #include <omp.h>
 #include <sched.h>
@@ -27,8 +28,9 @@
 
 enum {
     BBR = 128,
-    BBC = 192
-}; /* queries and keys of a block: more keys, fewer visits to the queries */
+    BBC = 192,
+    BREATH = 16
+}; /* queries and keys of a block: more keys, fewer visits to the queries; visits of a breath */
 
 typedef struct {               /* a query head of the wave, all its rows */
     float *q, *dout;           /* rows form by blocks: [blocks][D/NR][BBR][KP] */
@@ -41,6 +43,7 @@ typedef struct {               /* a query head of the wave, all its rows */
 } query_state;
 
 typedef struct {
+    tr_stream *stream;     /* borrowed */
     const tr_attention *a; /* borrowed */
     plan plan;
     int64_t key_blocks, group_heads;
@@ -401,6 +404,7 @@ static void run_task(const backward_call *f, key_block *x, int64_t slot, int64_t
             span whole = block_whole(f, b, i);
             if (x->first < whole.end && x->first + BBC > whole.begin)
                 visit(x, f->queries + slot * f->group_heads + h, b, hk * f->group_heads + h, i);
+            if (omp_get_thread_num() == 0 && i % BREATH == 0) tr_stream_breathe(f->stream);
         }
     unpack_rows(a->grad_t, a->dk, b * a->k_batch + x->first * a->k_row + hk * a->Dqk, a->k_row, n,
                 a->Dqk, x->dk, BBC, TR_PAIRS ? a->scale : 1, a->add_dkv);
@@ -451,10 +455,9 @@ static void backward_wave(backward_call *f, key_block *x, int64_t base, int64_t 
 }
 
 void TR_LEVEL(tr_attention_backward)(tr_stream *stream, const tr_attention *a) {
-    (void)stream;
     int64_t heads = a->B * a->Hkv, threads = omp_get_max_threads();
     if (heads == 0) return;
-    backward_call f = {.a = a, .plan = plan_make(a, BBR)};
+    backward_call f = {.stream = stream, .a = a, .plan = plan_make(a, BBR)};
     f.key_blocks = parts(a->Sk, BBC), f.group_heads = a->Hq / a->Hkv;
     memory at = {0};
     query_state one;

@@ -13,6 +13,7 @@
 #pragma once
 #include "kernels/cpu/attention_tile.h"
 #include "kernels/cpu/scratch.h"
+#include "kernels/cpu/stream.h"
 
 #include <omp.h>
 
@@ -323,7 +324,6 @@ static void forward_take(forward_call *f, int64_t threads, memory *at) {
 }
 
 void TR_LEVEL(tr_attention_forward)(tr_stream *s, const tr_attention *a) {
-    (void)s;
     int64_t heads = a->B * a->Hkv, group_heads = a->Hkv > 0 ? a->Hq / a->Hkv : 0;
     if (heads * group_heads * a->Sq == 0) return;
     int64_t threads = omp_get_max_threads(), key_blocks = parts(a->Sk, FBC);
@@ -356,6 +356,7 @@ void TR_LEVEL(tr_attention_forward)(tr_stream *s, const tr_attention *a) {
                 int64_t slot = q / group_heads, index = base + slot;
                 forward_block(&f, &x, slot, index / a->Hkv,
                               index % a->Hkv * group_heads + q % group_heads, block);
+                if (omp_get_thread_num() == 0) tr_stream_breathe(s);
             }
         }
     }

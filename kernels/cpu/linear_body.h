@@ -9,6 +9,7 @@
 #pragma once
 #include "kernels/cpu/levels.h"
 #include "kernels/cpu/product.h"
+#include "kernels/cpu/stream.h"
 #include "kernels/makers.h"
 
 #include <omp.h>
@@ -38,6 +39,9 @@ static int64_t row_parts(int64_t threads, int64_t M, int64_t N) {
 }
 
 enum { ROW_STEP = 12, COLUMN_STEP = 32, ALONE_PRODUCTS = 1 << 19 };
+/* Of a slice of a long product: some 20 ms of one thread, and a multiple of what kernels block by.
+ */
+enum { SLICE_PRODUCTS = 1 << 30, SLICE_STEP = 384 };
 
 /* The calling thread's part of a product that `threads` threads work on. */
 static void product_share(tr_product *product, const tr_gemm *g, int64_t thread, int64_t threads) {
@@ -50,9 +54,7 @@ static void product_share(tr_product *product, const tr_gemm *g, int64_t thread,
     product(&part);
 }
 
-static void gemm(tr_stream *s, const tr_gemm *g) {
-    (void)s;
-    if (g->M == 0 || g->N == 0) return;
+static void whole(const tr_gemm *g) {
     tr_product *product = g->K == 0 ? product_empty : product_for(g);
     if (product == tr_product_sgemm) { /* oneDNN shares the work itself */
         product(g);
@@ -61,6 +63,39 @@ static void gemm(tr_stream *s, const tr_gemm *g) {
     bool alone = omp_in_parallel() || g->M * g->N * g->K < ALONE_PRODUCTS;
 #pragma omp parallel if (!alone)
     product_share(product, g, omp_get_thread_num(), omp_get_num_threads());
+}
+
+/* A product that is long for a stream that wants to breathe: slices of rows or, where most of it is
+ * the sum, of K. */
+static void in_slices(tr_stream *s, const tr_gemm *g, int64_t slices) {
+    bool rows = g->M >= g->K || g->c != TR_F32;
+    int64_t all = rows ? g->M : g->K, step = (all + slices - 1) / slices;
+    step = (step + SLICE_STEP - 1) / SLICE_STEP * SLICE_STEP;
+    for (int64_t at = 0; at < all; at += step) {
+        int64_t n = tr_min(step, all - at);
+        tr_gemm part = rows ? tr_product_part(g, at, at + n, 0, g->N) : *g;
+        if (!rows) {
+            part.K = n;
+            part.A = tr_product_at(g->ab, g->A, g->trans_a ? at * g->lda : at);
+            part.B = tr_product_at(g->ab, g->B, g->trans_b ? at : at * g->ldb);
+            if (at > 0) part.beta = 1;
+        }
+        whole(&part);
+        tr_stream_breathe(s);
+    }
+}
+
+static void gemm(tr_stream *s, const tr_gemm *g) {
+    if (g->M == 0 || g->N == 0) return;
+    bool breathes = s && s->drive && !omp_in_parallel();
+    int64_t slice = (int64_t)SLICE_PRODUCTS * omp_get_max_threads();
+    int64_t slices = breathes ? g->M * g->N * g->K / slice : 0;
+    if (slices > 1) {
+        in_slices(s, g, slices);
+    } else {
+        whole(g);
+        if (breathes) tr_stream_breathe(s);
+    }
 }
 
 /* Row at which the work of `part` of `parts` begins: groups cost their rows and a few for packing
@@ -86,7 +121,6 @@ static int64_t group_cut(const int64_t *offsets, int64_t G, int64_t part, int64_
 static void grouped_gemm(tr_stream *s, tr_dtype ab, tr_dtype c, int64_t G, const int64_t *offsets,
                          int64_t max_rows, const void *X, const void *W, bool trans_w, void *Y,
                          int64_t N, int64_t K, float beta) {
-    (void)s;
     tr_gemm all = {.M = max_rows,
                    .N = N,
                    .K = K,
@@ -116,12 +150,13 @@ static void grouped_gemm(tr_stream *s, tr_dtype ab, tr_dtype c, int64_t G, const
             product(&part);
         }
     }
+    tr_stream_breathe(s);
 }
 
 static void grouped_gemm_weight(tr_stream *s, tr_dtype ab, int64_t G, const int64_t *offsets,
                                 int64_t max_rows, const void *dY, const void *X, float *dW,
                                 int64_t N, int64_t K, float beta) {
-    (void)s, (void)max_rows;
+    (void)max_rows;
     if (N == 0 || K == 0) return;
 #pragma omp parallel
     for (int64_t i = 0; i < G; i++) {
@@ -142,6 +177,7 @@ static void grouped_gemm_weight(tr_stream *s, tr_dtype ab, int64_t G, const int6
         if (g.K > 0 || beta == 0)
             product_share(product, &g, omp_get_thread_num(), omp_get_num_threads());
     }
+    tr_stream_breathe(s);
 }
 
 static void fill_rows(tr_kernels *k) {

@@ -29,6 +29,9 @@ struct tr_device {
     tr_stream *(*stream_create)(tr_device *device);
     void (*stream_destroy)(tr_stream *stream); /* after its work is done */
     void (*stream_wait)(tr_stream *stream);    /* the host waits for all that was enqueued */
+    /* Where kernels run in the call itself (NULL elsewhere): long ones call drive(context) on the
+     * calling thread every few milliseconds, so that transfers make progress under compute. */
+    void (*stream_drive)(tr_stream *stream, void (*drive)(void *context), void *context);
 
     /* Host memory given to `copy` is the caller's again after stream_wait, or an event recorded
      * behind the copy; only memory of `staging` is copied while the host goes on. */

@@ -38,7 +38,6 @@ static void chunk_backward(const tr_head_layer *h, const tr_env *c, const void *
                                            .ldc = H,
                                            .ab = c->t,
                                            .c = dnorm_t});
-    tr_breathe(c);
     tr_gradient dw = tr_gradient_take(c->registry, w);
     c->kernels->gemm(c->stream, &(tr_gemm){.M = V,
                                            .N = H,
@@ -53,7 +52,6 @@ static void chunk_backward(const tr_head_layer *h, const tr_env *c, const void *
                                            .ab = c->t,
                                            .c = TR_F32,
                                            .beta = dw.beta});
-    tr_breathe(c);
 }
 
 /* Tokens of the largest part of the vocabulary. */

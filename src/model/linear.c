@@ -43,7 +43,6 @@ void tr_linear(const tr_env *c, void *y, tr_dtype y_t, const void *x, const tr_p
                                            .ab = c->t,
                                            .c = y_t,
                                            .beta = beta});
-    tr_breathe(c);
 }
 
 void tr_linear_input(const tr_env *c, void *dx, tr_dtype dx_t, const void *dy, const tr_param *w,
@@ -61,7 +60,6 @@ void tr_linear_input(const tr_env *c, void *dx, tr_dtype dx_t, const void *dy, c
                                            .ab = c->t,
                                            .c = dx_t,
                                            .beta = beta});
-    tr_breathe(c);
 }
 
 static void run_weight(const tr_env *c, const tr_weight_job *job) {
@@ -80,7 +78,6 @@ static void run_weight(const tr_env *c, const tr_weight_job *job) {
                                            .ab = c->t,
                                            .c = TR_F32,
                                            .beta = dw.beta});
-    tr_breathe(c);
 }
 
 void tr_linear_weight(const tr_pass *pass, tr_param *w, const void *dy, const void *x, int64_t N) {

@@ -88,6 +88,11 @@ static void make_chunks(tr_model *model) {
     }
 }
 
+/* Nothing that is in flight moves by itself: kernels call this between their parts. */
+static void poll(void *world) {
+    tr_comm_poll(world);
+}
+
 tr_model *tr_model_create(const tr_config *config, const tr_grid *grid, tr_device *device) {
     const tr_model_config *m = &config->model;
     tr_model *model = calloc(1, sizeof *model);
@@ -103,6 +108,9 @@ tr_model *tr_model_create(const tr_config *config, const tr_grid *grid, tr_devic
                   .recompute = config->parallel.recompute};
     c->registry = tr_registry_create(c->t);
     c->stream = device->stream_create(device);
+    tr_comm *world = grid->comm[TR_GROUP_WORLD];
+    if (device->stream_drive && tr_comm_size(world) > 1)
+        device->stream_drive(c->stream, poll, world);
     c->scratch = tr_arena_create(&device->allocator, CHUNK);
     model->back_scratch = tr_arena_create(&device->allocator, CHUNK);
     if (m->num_experts > 0)

@@ -66,7 +66,6 @@ static void grouped(const tr_env *c, const tr_saved *saved, void *y, const void 
     c->kernels->grouped_gemm(c->stream, c->t, c->t, w->box.extent[0],
                              tr_stop_of_experts(saved)->offset, rows.max, x, w->weight, forward, y,
                              forward ? out : in, forward ? in : out, beta);
-    tr_breathe(c);
 }
 
 static void run_grouped_weight(const tr_env *c, const tr_weight_job *job) {
@@ -75,7 +74,6 @@ static void run_grouped_weight(const tr_env *c, const tr_weight_job *job) {
     c->kernels->grouped_gemm_weight(c->stream, c->t, w->box.extent[0], job->offset, job->rows,
                                     job->dy, job->x, dw.at, w->decl.shape[1], w->decl.shape[2],
                                     dw.beta);
-    tr_breathe(c);
 }
 
 static void grouped_weight(const tr_pass *pass, const tr_saved *saved, int64_t weight,

@@ -172,11 +172,6 @@ static inline bool tr_lost(const tr_saved *saved, tr_saved_id id) {
     return saved->t[id] == NULL;
 }
 
-/* Local. Between two products: transfers make progress. */
-static inline void tr_breathe(const tr_env *c) {
-    tr_comm_poll(c->grid->comm[TR_GROUP_WORLD]);
-}
-
 /* Local. Scratch memory for `elems` of type t. */
 static inline void *tr_scratch(const tr_env *c, int64_t elems, tr_dtype t) {
     return tr_arena_alloc(c->scratch, (size_t)elems * tr_dtype_bytes(t));

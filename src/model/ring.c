@@ -7,7 +7,9 @@
  * to it: all ranks know the documents of the whole sequence and so agree on what moves. In step s
  * rank r works on what rank r-s owns. Keys and values come straight from their owner, who offers
  * them from the start; the next block arrives while one is used. In the backward the fp32 gradients
- * of a block go straight back and are added there, in the order of steps.
+ * of a block go straight back and are added there, in the order of steps. Of a rank's own pairs
+ * those of different chunks come first, while the first keys arrive, and those of a chunk with
+ * itself last, while the last gradients do.
  *
  * Nobody waits in a circle: keys wait for nothing but their receiver's turn. Of the gradients that
  * have not arrived let one have the lowest step; its receiver is waiting for it or computes, and
@@ -169,12 +171,6 @@ static tr_request *take(const ring *r, int step, void *to) {
     return receive(r, before(r, step), TAG_KV, taken(r, step), r->c->t, to);
 }
 
-/* Between kernel calls: nothing moves by itself. */
-static void drive(const ring *r, tr_request *coming) {
-    tr_test(coming);
-    for (int i = 0; i < r->offers; i++) tr_test(r->c->offers[i]);
-}
-
 /* --- forward -------------------------------------------------------------------------------------
  */
 
@@ -203,7 +199,6 @@ void tr_ring_forward(const tr_pass *pass, tr_saved *saved, void *out_t) {
                 a.merge = started[qa];
                 started[qa] = true;
                 c->kernels->attention_forward(c->stream, &a);
-                drive(&r, coming);
             }
         tr_end(coming);
         kv = buffer[filled];
@@ -282,14 +277,22 @@ static void make_room(gradients *g, int i) {
     g->sending[i] = NULL;
 }
 
-/* All visible pairs with the keys of a step: dq += and, for each half taken, dkv =. */
-static void backward_block(gradients *g, int step, const void *kv, float *dkv) {
+/* Pairs of a local chunk of queries and one of keys: all, or by whether these have one number. */
+typedef enum { ALL, DIFFERENT, SAME } pairs;
+
+static bool among(pairs which, int qa, int kb) {
+    return which == ALL || (which == SAME) == (qa == kb);
+}
+
+/* The visible ones of these pairs with the keys of a step: dq += and, for each half, dkv =. */
+static void backward_block(gradients *g, int step, pairs which, const void *kv, float *dkv) {
     const ring *r = &g->r;
     for (int kb = 0; kb < 2; kb++) {
         int64_t k_chunk = tr_sequence_chunk(r->x, before(r, step), kb);
         bool k_started = false;
         for (int qa = 0; qa < 2; qa++) {
-            if (!sees(r, tr_sequence_chunk(r->x, r->me, qa), k_chunk)) continue;
+            if (!among(which, qa, kb) || !sees(r, tr_sequence_chunk(r->x, r->me, qa), k_chunk))
+                continue;
             tr_attention a = gradient_pair(g, qa, k_chunk, at(kv, kb * r->kv_elems, r->c->t));
             a.grad_t = TR_F32;
             a.dq = g->dq + qa * r->x->chunk * r->q_row;
@@ -299,28 +302,29 @@ static void backward_block(gradients *g, int step, const void *kv, float *dkv) {
             a.add_dkv = k_started;
             g->q_started[qa] = k_started = true;
             r->c->kernels->attention_backward(r->c->stream, &a);
-            drive(r, g->coming);
         }
     }
 }
 
-/* Own keys first, then what comes. */
+/* Own pairs of different chunks, then what comes, then the other own pairs. */
 static void backward_ring(gradients *g) {
     ring *r = &g->r;
+    const tr_env *c = r->c;
     void *buffer[2];
-    for (int i = 0; i < 2; i++) buffer[i] = tr_scratch(r->c, 2 * r->kv_elems, r->c->t);
-    const void *kv = g->saved->t[TR_SAVED_KV];
+    for (int i = 0; i < 2; i++) buffer[i] = tr_scratch(c, 2 * r->kv_elems, c->t);
+    const void *own_kv = g->saved->t[TR_SAVED_KV], *kv = own_kv;
     int filled = 0;
+    c->device->zero(c->stream, g->own, 2 * (size_t)r->kv_elems * sizeof(float));
     offer(r, kv);
     expect(g, next_step(r, 0, given));
     for (int step = 0, next; step < r->x->rings; step = next) {
         next = next_step(r, step, taken);
         tr_request *coming = take(r, next, buffer[filled]);
         if (step == 0) {
-            backward_block(g, step, kv, g->own);
+            backward_block(g, step, DIFFERENT, kv, g->own);
         } else {
             make_room(g, filled);
-            backward_block(g, step, kv, g->sent[filled]);
+            backward_block(g, step, ALL, kv, g->sent[filled]);
             g->sending[filled] =
                 send(r, before(r, step), TAG_DKV, taken(r, step), TR_F32, g->sent[filled]);
         }
@@ -329,7 +333,10 @@ static void backward_ring(gradients *g) {
         kv = buffer[filled];
         filled = !filled;
     }
+    make_room(g, filled);
+    backward_block(g, 0, SAME, own_kv, g->sent[filled]);
     while (g->coming) collect(g);
+    c->kernels->add(c->stream, TR_F32, g->own, TR_F32, g->sent[filled], 2 * r->kv_elems);
     for (int i = 0; i < 2; i++) tr_end(g->sending[i]);
     end_offers(r);
 }
