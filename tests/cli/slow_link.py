@@ -23,13 +23,17 @@ from hosts import Hosts
 
 WIDE = dict(hidden_size=768, num_attention_heads=12, num_key_value_heads=12, intermediate_size=2048,
             vocab_size=256)
-CASES = {
+EXPERTS = dict(WIDE, num_hidden_layers=4, num_experts=8, num_experts_per_tok=2,
+               moe_intermediate_size=1024)
+SHORT = dict(data=dict(sequence_length=1024), training=dict(global_batch_size=8,
+                                                            micro_batch_size=1))
+CASES = {  # dualpipe_v hides an exchange under another micro-batch, 1f1b has nothing to hide it under
     "gradients": dict(model=dict(WIDE, num_hidden_layers=12), data=dict(sequence_length=1024),
                       training=dict(global_batch_size=4, micro_batch_size=1)),
-    "experts": dict(model=dict(WIDE, num_hidden_layers=4, num_experts=8, num_experts_per_tok=2,
-                               moe_intermediate_size=1024, shared_expert_intermediate_size=2048),
-                    data=dict(sequence_length=1024), parallel=dict(expert=2),
-                    training=dict(global_batch_size=4, micro_batch_size=2)),
+    "shared_expert": dict(model=dict(EXPERTS, shared_expert_intermediate_size=2048),
+                          parallel=dict(expert=2), **SHORT),
+    "1f1b": dict(model=EXPERTS, parallel=dict(expert=2), **SHORT),
+    "dualpipe_v": dict(model=EXPERTS, parallel=dict(expert=2, schedule="dualpipe_v"), **SHORT),
     "ring": dict(model=dict(WIDE, num_hidden_layers=2), data=dict(sequence_length=16384),
                  training=dict(global_batch_size=1, micro_batch_size=1), parallel=dict(context=2)),
 }
