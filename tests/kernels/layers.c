@@ -8,9 +8,10 @@
 /* --- rmsnorm ------------------------------------------------------------------------------- */
 
 static const int64_t norm_shapes[][3] = {/* N, C, stride */
-                                         {0, 8, 8},      {1, 1, 1},        {3, 5, 7},
-                                         {4, 64, 64},    {2, 129, 200},    {37, 48, 48},
-                                         {65, 257, 260}, {300, 1000, 1000}};
+                                         {0, 8, 8},        {1, 1, 1},         {3, 5, 7},
+                                         {4, 64, 64},      {2, 129, 200},     {37, 48, 48},
+                                         {65, 257, 260},   {300, 1000, 1000}, {40, 1031, 1040},
+                                         {3, 25001, 25001}};
 enum { NORM_SHAPES = sizeof norm_shapes / sizeof *norm_shapes };
 
 static int64_t extent(int64_t N, int64_t C, int64_t stride) {
@@ -164,7 +165,7 @@ static const rope_case rope_cases[] = {
     {0, 2, 8, 4, 0, 10, 1e4, 1},           {1, 1, 2, 1, 0, 1, 1e4, 1},
     {3, 2, 10, 3, 5, 64, 1e4, 1},          {17, 3, 64, 32, 0, 4096, 1e4, 1},
     {9, 2, 100, 32, 7, 1 << 20, 5e5, 1.2}, {5, 1, 600, 300, 0, 1 << 20, 1e6, 1},
-    {129, 4, 128, 64, 0, 1 << 20, 1e4, 1}};
+    {129, 4, 128, 64, 0, 1 << 20, 1e4, 1}, {6, 19, 96, 32, 16, 1 << 20, 1e4, 1}};
 enum { ROPE_CASES = sizeof rope_cases / sizeof *rope_cases };
 
 /* x rotated by the formula, on doubles. */
@@ -405,6 +406,47 @@ static void test_cast(kt_maker *m) {
             }
 }
 
+/* --- odd addresses --------------------------------------------------------------------------- */
+
+/* Element `first` of x on. */
+static void *part(const kt_tensor *x, int64_t first) {
+    return (char *)x->data + first * (int64_t)tr_dtype_bytes(x->t);
+}
+
+/* Property: arrays may begin at any element, and what lies before them stays. */
+static void test_odd_addresses(kt_maker *m) {
+    enum { N = 5003 };
+    for (int i = 0; i < TYPES; i++)
+        for (int64_t at = 1; at < 8; at += 3) {
+            tr_dtype t = types[i];
+            kt_tensor *x = kt_normal(m, t, N, 1), *y = kt_normal(m, t, N, 1);
+            kt_tensor *h = kt_filled(m, t, N, 7), *c = kt_filled(m, TR_F32, N, 7);
+            kt_tensor *rstd = kt_filled(m, TR_F32, 1, 0), *norm = kt_filled(m, t, N, 7);
+            double *sum = copy_of(y), *want = copy_of(h), *same = copy_of(c), square = 0;
+            double *normed = copy_of(norm);
+            for (int64_t j = at; j < N; j++) {
+                sum[j] = kt_round(t, kt_round(TR_F32, sum[j] + x->value[j]));
+                same[j] = sum[j];
+                want[j] = silu(x->value[j]) * sum[j];
+                square += x->value[j] * x->value[j];
+            }
+            for (int64_t j = at; j < N; j++)
+                normed[j] = x->value[j] * sum[j] / sqrt(square / (double)(N - at));
+            m->k->add(m->s, t, part(y, at), t, part(x, at), N - at);
+            m->k->cast(m->s, TR_F32, part(c, at), t, part(y, at), N - at);
+            m->k->swiglu_forward(m->s, t, part(h, at), part(x, at), part(y, at), (tr_rows){1, NULL},
+                                 N - at);
+            m->k->rmsnorm_forward(m->s, t, part(norm, at), rstd->data, part(x, at), part(y, at), 1,
+                                  N - at, N - at, 0);
+            kt_check(m, y, sum, 0, "add %s from element %lld", type_name(t), (long long)at);
+            kt_check(m, c, same, 0, "cast from there");
+            kt_check(m, h, want, kt_tolerance(t), "swiglu from there");
+            kt_check(m, norm, normed, kt_tolerance(t), "rmsnorm from there");
+            free(sum), free(want), free(same), free(normed);
+            kt_release(m);
+        }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         KT_TEST(test_norm_forward),
@@ -418,6 +460,7 @@ int main(void) {
         KT_TEST(test_swiglu_differences),
         KT_TEST(test_add),
         KT_TEST(test_cast),
+        KT_TEST(test_odd_addresses),
     };
     return cmocka_run_group_tests_name("layers", tests, NULL, NULL);
 }

@@ -1,0 +1,463 @@
+/* layers.cu - norm, rotary positions, SwiGLU, sums and casts. Floor: kernels.
+ *
+ * All are bound by memory. Bytes an element, b = bytes of the type: rmsnorm 2b (the second pass
+ * over a row hits the cache), its backward 3b, 4b with a residual, and 4 C for each of at most 432
+ * blocks for dw; rope 2b; swiglu 3b, backward 5b; add 3b; cast both types'. Not measured on a card
+ * yet. */
+#include "kernels/cuda/vec.h"
+
+#include "kernels/makers.h"
+
+/* --- rmsnorm ------------------------------------------------------------------------------- */
+
+template <class T, int N>
+__global__ void norm_forward(T *y, float *rstd, const T *x, const T *w, int64_t rows, int64_t C,
+                             int64_t stride, float eps, int size) {
+    SIMT_SHARED(float, red, WARPS);
+    const int teams = THREADS / size, begin = (int)threadIdx.x % size * N, step = size * N;
+    for (int64_t first = (int64_t)blockIdx.x * teams; first < rows;
+         first += (int64_t)gridDim.x * teams) {
+        const int64_t n = first + (int)threadIdx.x / size, width = n < rows ? C : 0;
+        const T *from = x + n * stride;
+        float sum = 0, v[N], g[N];
+        for (int64_t c = begin; c < width; c += step) {
+            load(v, from + c);
+#pragma unroll
+            for (int j = 0; j < N; j++) sum += v[j] * v[j];
+        }
+        const float r = 1 / sqrtf(team_sum(sum, size, red) / (float)C + eps);
+        if (width && begin == 0) rstd[n] = r;
+        for (int64_t c = begin; c < width; c += step) {
+            load(v, from + c);
+            load(g, w + c);
+#pragma unroll
+            for (int j = 0; j < N; j++) v[j] *= r * g[j];
+            store(y + n * stride + c, v);
+        }
+    }
+}
+
+template <class T, int N>
+static void launch_norm(tr_stream *s, T *y, float *rstd, const T *x, const T *w, int64_t rows,
+                        int64_t C, int64_t stride, float eps) {
+    const int size = team_size(C, N);
+    LAUNCH((norm_forward<T, N>), blocks_for(rows, THREADS / size), THREADS, 0, s->handle)
+    (y, rstd, x, w, rows, C, stride, eps, size);
+    tr_cuda_launched(s, "rmsnorm_forward");
+}
+
+template <class T>
+static void norm(tr_stream *s, T *y, float *rstd, const T *x, const T *w, int64_t rows, int64_t C,
+                 int64_t stride, float eps) {
+    if (rows <= 0) return;
+    if (is_wide(x, stride) && is_wide(y, stride) && is_wide(w, C))
+        launch_norm<T, WIDTH<T>>(s, y, rstd, x, w, rows, C, stride, eps);
+    else
+        launch_norm<T, 1>(s, y, rstd, x, w, rows, C, stride, eps);
+}
+
+static void rmsnorm_forward(tr_stream *s, tr_dtype t, void *y, float *rstd, const void *x,
+                            const void *w, int64_t N, int64_t C, int64_t stride, float eps) {
+    if (t == TR_BF16)
+        norm(s, (bf16 *)y, rstd, (const bf16 *)x, (const bf16 *)w, N, C, stride, eps);
+    else
+        norm(s, (float *)y, rstd, (const float *)x, (const float *)w, N, C, stride, eps);
+}
+
+/* Blocks whose sums of dw the second kernel adds: they fill a card, and their sums are a small part
+ * of the traffic. Shared memory that a block takes for them at most. */
+enum { NORM_BLOCKS = 432, NORM_SHARED = 96 * 1024 };
+
+typedef struct {
+    int64_t rows, C, stride, values; /* sums of dw a thread keeps */
+    int size;                        /* threads that share a row */
+    bool in_shared;
+} norm_shape;
+
+/* With xh = x rstd: dx = rstd (dy w - xh mean_c(dy w xh)) + residual, and dw = sum_n dy xh. Value i
+ * of a thread's sums of dw lies at i * THREADS, in shared memory, or for very long rows, which
+ * whole blocks share, in `partial` itself. */
+template <class T, int N>
+__global__ void __launch_bounds__(THREADS, 4)
+    norm_backward(T *dx, float *partial /* [gridDim, values, size] */, const T *dy, const T *x,
+                  const T *w, const float *rstd, const T *residual, norm_shape p) {
+    SIMT_DYN_SMEM(float, shared);
+    SIMT_SHARED(float, red, WARPS);
+    const int teams = THREADS / p.size, begin = (int)threadIdx.x % p.size * N, step = p.size * N;
+    float *own = partial + blockIdx.x * (p.values * p.size);
+    float *sum = (p.in_shared ? shared : own) + threadIdx.x;
+    for (int64_t i = 0; i < p.values; i++) sum[i * THREADS] = 0;
+    for (int64_t first = (int64_t)blockIdx.x * teams; first < p.rows;
+         first += (int64_t)gridDim.x * teams) {
+        const int64_t n = first + (int)threadIdx.x / p.size, width = n < p.rows ? p.C : 0;
+        const int64_t row = n * p.stride;
+        const float r = width ? rstd[n] : 0;
+        float dot = 0, d[N], v[N], g[N], *to = sum;
+        for (int64_t c = begin; c < width; c += step) {
+            load(d, dy + row + c);
+            load(v, x + row + c);
+            load(g, w + c);
+#pragma unroll
+            for (int j = 0; j < N; j++, to += THREADS) {
+                dot += d[j] * g[j] * v[j];
+                *to += d[j] * (v[j] * r);
+            }
+        }
+        const float mean = team_sum(dot, p.size, red) / (float)p.C * r * r;
+        for (int64_t c = begin; c < width; c += step) {
+            load(d, dy + row + c);
+            load(v, x + row + c);
+            load(g, w + c);
+#pragma unroll
+            for (int j = 0; j < N; j++) d[j] = r * (d[j] * g[j] - v[j] * mean);
+            if (residual) {
+                load(v, residual + row + c);
+#pragma unroll
+                for (int j = 0; j < N; j++) d[j] += v[j];
+            }
+            store(dx + row + c, d);
+        }
+    }
+    if (!p.in_shared) return;
+    SYNCTHREADS();
+    for (int64_t i = threadIdx.x; i < p.values * p.size; i += THREADS) {
+        const float *from = shared + i / p.size * THREADS + i % p.size;
+        float total = 0;
+        for (int k = 0; k < teams; k++) total += from[k * p.size];
+        own[i] = total;
+    }
+}
+
+/* dw += the blocks' sums. A block takes 32 of their values, each warp those of every eighth. */
+template <int N>
+__global__ void norm_weight(float *dw, const float *partial, int blocks, norm_shape p) {
+    SIMT_SHARED(float, part, THREADS);
+    const int lane = (int)threadIdx.x % WARP;
+    const int64_t slot = (int64_t)blockIdx.x * WARP + lane, slots = p.values * p.size;
+    float sum = 0;
+    for (int b = (int)threadIdx.x / WARP; b < blocks && slot < slots; b += WARPS)
+        sum += partial[b * slots + slot];
+    part[threadIdx.x] = sum;
+    SYNCTHREADS();
+    const int64_t value = slot / p.size, strip = value / N * N * p.size;
+    const int64_t c = strip + slot % p.size * N + value % N;
+    if (threadIdx.x >= WARP || slot >= slots || c >= p.C) return;
+    for (int i = 1; i < WARPS; i++) sum += part[i * WARP + lane];
+    dw[c] += sum;
+}
+
+template <class T, int N>
+static void launch_norm_backward(tr_stream *s, T *dx, float *dw, const T *dy, const T *x,
+                                 const T *w, const float *rstd, const T *residual, int64_t rows,
+                                 int64_t C, int64_t stride) {
+    const int size = team_size(C, N);
+    norm_shape p = {rows, C, stride, (C + size * N - 1) / (size * N) * N, size, false};
+    const int64_t bytes = p.values * THREADS * (int64_t)sizeof(float), slots = p.values * size;
+    p.in_shared = bytes <= NORM_SHARED;
+    const unsigned wanted = blocks_for(rows, THREADS / size);
+    const unsigned blocks = wanted < NORM_BLOCKS ? wanted : (unsigned)NORM_BLOCKS;
+    float *partial = (float *)tr_cuda_work(s, blocks * (size_t)slots * sizeof(float));
+    SIMT_MAX_SMEM((norm_backward<T, N>), NORM_SHARED);
+    LAUNCH((norm_backward<T, N>), blocks, THREADS, p.in_shared ? (size_t)bytes : 0, s->handle)
+    (dx, partial, dy, x, w, rstd, residual, p);
+    tr_cuda_launched(s, "rmsnorm_backward");
+    LAUNCH((norm_weight<N>), (unsigned)((slots + WARP - 1) / WARP), THREADS, 0, s->handle)
+    (dw, partial, (int)blocks, p);
+    tr_cuda_launched(s, "rmsnorm_backward's dw");
+}
+
+template <class T>
+static void norm_backward(tr_stream *s, T *dx, float *dw, const T *dy, const T *x, const T *w,
+                          const float *rstd, const T *residual, int64_t rows, int64_t C,
+                          int64_t stride) {
+    if (rows <= 0) return;
+    if (is_wide(x, stride) && is_wide(dx, stride) && is_wide(dy, stride) &&
+        is_wide(residual, stride) && is_wide(w, C))
+        launch_norm_backward<T, WIDTH<T>>(s, dx, dw, dy, x, w, rstd, residual, rows, C, stride);
+    else
+        launch_norm_backward<T, 1>(s, dx, dw, dy, x, w, rstd, residual, rows, C, stride);
+}
+
+static void rmsnorm_backward(tr_stream *s, tr_dtype t, void *dx, float *dw, const void *dy,
+                             const void *x, const void *w, const float *rstd, const void *residual,
+                             int64_t N, int64_t C, int64_t stride) {
+    if (t == TR_BF16)
+        norm_backward(s, (bf16 *)dx, dw, (const bf16 *)dy, (const bf16 *)x, (const bf16 *)w, rstd,
+                      (const bf16 *)residual, N, C, stride);
+    else
+        norm_backward(s, (float *)dx, dw, (const float *)dy, (const float *)x, (const float *)w,
+                      rstd, (const float *)residual, N, C, stride);
+}
+
+/* --- rope ---------------------------------------------------------------------------------- */
+
+/* Heads a thread turns by the sines and cosines it has computed. */
+enum { ROPE_HEADS = 8 };
+
+typedef struct {
+    int64_t N, heads, D, F, row;
+    bool interleaved;
+    float factor;
+    int direction;
+} rope_shape;
+
+/* Cosine and sine of position * freq, times factor: in turns, less whole turns, in fp64; then the
+ * nearest quarter turn is taken off and Taylor's series used up to pi/4 (rest below 2e-9). */
+DEVFN void rope_angle(float *cosine, float *sine, int position, float freq, float factor) {
+    double turns = position * (freq * 0.15915494309189533577);
+    turns -= rint(turns);
+    const double nearest = rint(4 * turns);
+    const float r = (float)((turns - nearest / 4) * 6.2831853071795864769), q = r * r;
+    float s = fmaf(q, 1.0f / 362880, -1.0f / 5040);
+    s = fmaf(s, q, 1.0f / 120);
+    s = fmaf(s, q, -1.0f / 6);
+    s = fmaf(s * q, r, r);
+    float c = fmaf(q, -1.0f / 3628800, 1.0f / 40320);
+    c = fmaf(c, q, -1.0f / 720);
+    c = fmaf(c, q, 1.0f / 24);
+    c = fmaf(c, q, -0.5f);
+    c = fmaf(c, q, 1.0f);
+    const int quarter = (int)nearest & 3;
+    const float x = quarter & 1 ? s : c, y = quarter & 1 ? c : s;
+    *cosine = (quarter + 1) & 2 ? -x * factor : x * factor;
+    *sine = quarter & 2 ? -y * factor : y * factor;
+}
+
+DEVFN void turn(float *a, float *b, float cosine, float sine) {
+    const float x = *a, y = *b;
+    *a = x * cosine - y * sine;
+    *b = x * sine + y * cosine;
+}
+
+/* N neighbouring pairs of one head: N elements in either half, or 2 N elements side by side. */
+template <class T, int N>
+DEVFN void turn_pairs(T *first, T *second, bool interleaved, const float (&cosine)[N],
+                      const float (&sine)[N]) {
+    float a[N], b[N];
+    load(a, first);
+    load(b, second);
+    if (N > 1 && interleaved) {
+#pragma unroll
+        for (int j = 0; j + 1 < N; j += 2) {
+            turn(a + j, a + j + 1, cosine[j / 2], sine[j / 2]);
+            turn(b + j, b + j + 1, cosine[(N + j) / 2], sine[(N + j) / 2]);
+        }
+    } else {
+#pragma unroll
+        for (int j = 0; j < N; j++) turn(a + j, b + j, cosine[j], sine[j]);
+    }
+    store(first, a);
+    store(second, b);
+}
+
+/* A thread takes N pairs of one row in up to ROPE_HEADS heads. */
+template <class T, int N>
+__global__ void __launch_bounds__(THREADS, 4)
+    rope_turn(T *x, const int32_t *position, const float *freq, rope_shape p) {
+    const int64_t groups = p.F / N, chunks = (p.heads + ROPE_HEADS - 1) / ROPE_HEADS;
+    for (int64_t item = (int64_t)blockIdx.x * THREADS + threadIdx.x; item < p.N * chunks * groups;
+         item += (int64_t)gridDim.x * THREADS) {
+        const int64_t i = item % groups * N, n = item / groups / chunks;
+        const int64_t h = item / groups % chunks * ROPE_HEADS;
+        const int64_t end = h + ROPE_HEADS < p.heads ? h + ROPE_HEADS : p.heads;
+        const int at = position[n] * p.direction;
+        float cosine[N], sine[N];
+#pragma unroll
+        for (int j = 0; j < N; j++) rope_angle(cosine + j, sine + j, at, freq[i + j], p.factor);
+        T *first = x + n * p.row + h * p.D + (p.interleaved ? 2 * i : i);
+        T *second = first + (p.interleaved ? N : p.F);
+        for (int64_t head = h; head < end; head++, first += p.D, second += p.D)
+            turn_pairs(first, second, p.interleaved, cosine, sine);
+    }
+}
+
+template <class T, int N>
+static void launch_rope(tr_stream *s, T *x, const int32_t *position, const float *freq,
+                        rope_shape p) {
+    const int64_t items = p.N * ((p.heads + ROPE_HEADS - 1) / ROPE_HEADS) * (p.F / N);
+    if (items <= 0) return;
+    LAUNCH((rope_turn<T, N>), blocks_for(items, THREADS), THREADS, 0, s->handle)
+    (x, position, freq, p);
+    tr_cuda_launched(s, "rope");
+}
+
+template <class T>
+static void turn_heads(tr_stream *s, T *x, const int32_t *position, const float *freq,
+                       rope_shape p) {
+    if (is_wide(x, p.row) && is_wide(x, p.D) && is_wide(x, p.F))
+        launch_rope<T, WIDTH<T>>(s, x, position, freq, p);
+    else
+        launch_rope<T, 1>(s, x, position, freq, p);
+}
+
+static void rope(tr_stream *s, tr_dtype t, void *x, const int32_t *position, const float *freq,
+                 int64_t N, int64_t heads, int64_t D, int64_t F, int64_t row, bool interleaved,
+                 float factor, int direction) {
+    const rope_shape p = {N, heads, D, F, row, interleaved, factor, direction};
+    if (t == TR_BF16)
+        turn_heads(s, (bf16 *)x, position, freq, p);
+    else
+        turn_heads(s, (float *)x, position, freq, p);
+}
+
+/* --- SwiGLU --------------------------------------------------------------------------------- */
+
+DEVFN float sigmoid(float x) {
+    return 1 / (1 + expf(-x));
+}
+
+template <int N, class T> DEVFN void silu_times(T *h, const T *gate, const T *up) {
+    float g[N], u[N];
+    load(g, gate);
+    load(u, up);
+#pragma unroll
+    for (int j = 0; j < N; j++) u[j] *= g[j] * sigmoid(g[j]);
+    store(h, u);
+}
+
+/* Groups of N elements, and the last few one by one. */
+template <class T, int N>
+__global__ void silu_forward(T *h, const T *gate, const T *up, tr_rows rows, int64_t C) {
+    const int64_t n = used_rows(rows) * C, whole = n / N * N;
+    const int64_t me = (int64_t)blockIdx.x * THREADS + threadIdx.x, all = gridDim.x * THREADS;
+    for (int64_t i = me * N; i < whole; i += all * N) silu_times<N>(h + i, gate + i, up + i);
+    const int64_t rest = whole + me;
+    if (rest < n) silu_times<1>(h + rest, gate + rest, up + rest);
+}
+
+template <class T>
+static void silu(tr_stream *s, T *h, const T *gate, const T *up, tr_rows rows, int64_t C) {
+    constexpr int W = WIDTH<T>;
+    if (rows.max * C <= 0) return;
+    if (is_wide(h, 0) && is_wide(gate, 0) && is_wide(up, 0))
+        LAUNCH((silu_forward<T, W>), blocks_for(rows.max * C, THREADS * W), THREADS, 0, s->handle)
+    (h, gate, up, rows, C);
+    else LAUNCH((silu_forward<T, 1>), blocks_for(rows.max * C, THREADS), THREADS, 0,
+                s->handle)(h, gate, up, rows, C);
+    tr_cuda_launched(s, "swiglu_forward");
+}
+
+static void swiglu_forward(tr_stream *s, tr_dtype t, void *h, const void *gate, const void *up,
+                           tr_rows rows, int64_t C) {
+    if (t == TR_BF16)
+        silu(s, (bf16 *)h, (const bf16 *)gate, (const bf16 *)up, rows, C);
+    else
+        silu(s, (float *)h, (const float *)gate, (const float *)up, rows, C);
+}
+
+/* silu'(g) = sig (1 + g (1 - sig)), sig = sigmoid(g). */
+template <int N, class T>
+DEVFN void silu_gradient(T *dgate, T *dup, const T *dh, const T *gate, const T *up) {
+    float d[N], g[N], u[N];
+    load(d, dh);
+    load(g, gate);
+    load(u, up);
+#pragma unroll
+    for (int j = 0; j < N; j++) {
+        const float sig = sigmoid(g[j]);
+        u[j] *= d[j] * (sig * (1 + g[j] * (1 - sig)));
+        d[j] *= g[j] * sig;
+    }
+    store(dgate, u);
+    store(dup, d);
+}
+
+template <class T, int N>
+__global__ void silu_backward(T *dgate, T *dup, const T *dh, const T *gate, const T *up,
+                              tr_rows rows, int64_t C) {
+    const int64_t n = used_rows(rows) * C, whole = n / N * N;
+    const int64_t me = (int64_t)blockIdx.x * THREADS + threadIdx.x, all = gridDim.x * THREADS;
+    for (int64_t i = me * N; i < whole; i += all * N)
+        silu_gradient<N>(dgate + i, dup + i, dh + i, gate + i, up + i);
+    const int64_t rest = whole + me;
+    if (rest < n) silu_gradient<1>(dgate + rest, dup + rest, dh + rest, gate + rest, up + rest);
+}
+
+template <class T>
+static void silu_back(tr_stream *s, T *dgate, T *dup, const T *dh, const T *gate, const T *up,
+                      tr_rows rows, int64_t C) {
+    constexpr int W = WIDTH<T>;
+    if (rows.max * C <= 0) return;
+    if (is_wide(dgate, 0) && is_wide(dup, 0) && is_wide(dh, 0) && is_wide(gate, 0) &&
+        is_wide(up, 0))
+        LAUNCH((silu_backward<T, W>), blocks_for(rows.max * C, THREADS * W), THREADS, 0, s->handle)
+    (dgate, dup, dh, gate, up, rows, C);
+    else LAUNCH((silu_backward<T, 1>), blocks_for(rows.max * C, THREADS), THREADS, 0,
+                s->handle)(dgate, dup, dh, gate, up, rows, C);
+    tr_cuda_launched(s, "swiglu_backward");
+}
+
+static void swiglu_backward(tr_stream *s, tr_dtype t, void *dgate, void *dup, const void *dh,
+                            const void *gate, const void *up, tr_rows rows, int64_t C) {
+    if (t == TR_BF16)
+        silu_back(s, (bf16 *)dgate, (bf16 *)dup, (const bf16 *)dh, (const bf16 *)gate,
+                  (const bf16 *)up, rows, C);
+    else
+        silu_back(s, (float *)dgate, (float *)dup, (const float *)dh, (const float *)gate,
+                  (const float *)up, rows, C);
+}
+
+/* --- add and cast ---------------------------------------------------------------------------- */
+
+/* y = x, or y += x. */
+template <int N, bool ADD, class Y, class X> DEVFN void take(Y *y, const X *x) {
+    float v[N], old[N];
+    load(v, x);
+    if (ADD) {
+        load(old, y);
+#pragma unroll
+        for (int j = 0; j < N; j++) v[j] += old[j];
+    }
+    store(y, v);
+}
+
+template <class Y, class X, bool ADD, int N> __global__ void take_all(Y *y, const X *x, int64_t n) {
+    const int64_t whole = n / N * N;
+    const int64_t me = (int64_t)blockIdx.x * THREADS + threadIdx.x, all = gridDim.x * THREADS;
+    for (int64_t i = me * N; i < whole; i += all * N) take<N, ADD>(y + i, x + i);
+    if (whole + me < n) take<1, ADD>(y + whole + me, x + whole + me);
+}
+
+template <class Y, class X, bool ADD>
+static void launch_take(tr_stream *s, void *to, const void *from, int64_t n) {
+    constexpr int W = WIDTH < X >> WIDTH<Y> ? WIDTH<X> : WIDTH<Y>;
+    Y *y = (Y *)to;
+    const X *x = (const X *)from;
+    if (n <= 0) return;
+    if (is_wide(y, 0) && is_wide(x, 0))
+        LAUNCH((take_all<Y, X, ADD, W>), blocks_for(n, THREADS * W), THREADS, 0, s->handle)
+    (y, x, n);
+    else LAUNCH((take_all<Y, X, ADD, 1>), blocks_for(n, THREADS), THREADS, 0, s->handle)(y, x, n);
+    tr_cuda_launched(s, ADD ? "add" : "cast");
+}
+
+static void add(tr_stream *s, tr_dtype t, void *y, tr_dtype x_t, const void *x, int64_t n) {
+    if (t == TR_F32)
+        launch_take<float, float, true>(s, y, x, n);
+    else if (x_t == TR_F32)
+        launch_take<bf16, float, true>(s, y, x, n);
+    else
+        launch_take<bf16, bf16, true>(s, y, x, n);
+}
+
+static void cast(tr_stream *s, tr_dtype to_t, void *to, tr_dtype from_t, const void *from,
+                 int64_t n) {
+    if (to_t == TR_F32 && from_t == TR_F32)
+        launch_take<float, float, false>(s, to, from, n);
+    else if (to_t == TR_F32)
+        launch_take<float, bf16, false>(s, to, from, n);
+    else if (from_t == TR_F32)
+        launch_take<bf16, float, false>(s, to, from, n);
+    else
+        launch_take<bf16, bf16, false>(s, to, from, n);
+}
+
+extern "C" void tr_cuda_layers(tr_kernels *k) {
+    k->rmsnorm_forward = rmsnorm_forward;
+    k->rmsnorm_backward = rmsnorm_backward;
+    k->rope = rope;
+    k->swiglu_forward = swiglu_forward;
+    k->swiglu_backward = swiglu_backward;
+    k->add = add;
+    k->cast = cast;
+}
