@@ -31,7 +31,8 @@ void tr_cpu_optimizer(tr_kernels *k, tr_cpu_level level);
 void tr_cuda_linear(tr_kernels *k);
 void tr_cuda_layers(tr_kernels *k);
 void tr_cuda_loss(tr_kernels *k);
-void tr_cuda_moe(tr_kernels *k);
+void tr_cuda_moe(tr_kernels *k); /* with the router */
+void tr_cuda_router(tr_kernels *k);
 void tr_cuda_attention(tr_kernels *k);
 void tr_cuda_optimizer(tr_kernels *k);
 

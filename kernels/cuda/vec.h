@@ -83,6 +83,17 @@ template <int N, class T> DEVFN void store(T *to, const float (&v)[N]) {
     for (int i = 0; N > 1 && i < N; i += WIDTH<T>) st128(to + i, pack(v + i, to));
 }
 
+/* Copies one unit of a row bit by bit, or writes zeros if `from` is NULL. */
+DEVFN void copy_unit(uint4 *to, const uint4 *from) {
+    st128(to, from ? ld128(from) : make_uint4(0, 0, 0, 0));
+}
+DEVFN void copy_unit(uint32_t *to, const uint32_t *from) {
+    *to = from ? *from : 0;
+}
+DEVFN void copy_unit(uint16_t *to, const uint16_t *from) {
+    *to = from ? *from : (uint16_t)0;
+}
+
 /* --- teams --------------------------------------------------------------------------------- */
 
 /* Threads that share a row of C elements, N at a time: the fewest that take it at once, but the
@@ -113,6 +124,15 @@ template <class R> DEVFN R block_sum(R v, R *red) {
 /* Sum over a team, up to a warp or the block. All threads of the block come here. */
 template <class R> DEVFN R team_sum(R v, int size, R *red) {
     return size > WARP ? block_sum(v, red) : warp_sum(v, size);
+}
+
+/* *sum += the parts, in an order that their number fixes. One block. */
+template <class R> __global__ void add_parts(R *sum, const R *part, int64_t parts) {
+    SIMT_SHARED(R, red, WARPS);
+    R total = 0;
+    for (int64_t i = threadIdx.x; i < parts; i += THREADS) total += part[i];
+    total = block_sum(total, red);
+    if (threadIdx.x == 0) *sum += total;
 }
 
 DEVFN int64_t used_rows(tr_rows rows) {

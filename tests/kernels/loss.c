@@ -15,9 +15,9 @@ static const char *name(tr_dtype t) {
 
 static void embedding_equals_loops(kt_maker *m) {
     static const int64_t sizes[][3] = {
-        /* N, H, V */ {0, 5, 3}, {1, 1, 1},     {7, 33, 4}, {40, 17, 5},
-        {300, 96, 11},           {64, 768, 100}};
-    for (int i = 0; i < 6; i++)
+        /* N, H, V */ {0, 5, 3}, {1, 1, 1},      {7, 33, 4},       {40, 17, 5},
+        {300, 96, 11},           {64, 768, 100}, {4500, 24, 5000}, {2100, 9, 2}};
+    for (int i = 0; i < 8; i++)
         for (int h = 0; h < 2; h++) {
             tr_dtype t = h ? TR_BF16 : TR_F32;
             int64_t N = sizes[i][0], H = sizes[i][1], V = sizes[i][2];
@@ -119,9 +119,11 @@ static void check_loss(kt_maker *m, int64_t N, int64_t V, double spread, tr_dtyp
 }
 
 static void loss_equals_loops(kt_maker *m) {
-    static const int64_t sizes[][2] = {{0, 7},   {1, 1},    {3, 2},    {5, 31},           {4, 33},
-                                       {9, 257}, {2, 1024}, {3, 1025}, {2, 2 * 1024 + 70}};
-    for (int i = 0; i < 9; i++)
+    static const int64_t sizes[][2] = {{0, 7},    {1, 1},    {3, 2},
+                                       {5, 31},   {4, 33},   {9, 257},
+                                       {2, 1024}, {3, 1025}, {2, 2 * 1024 + 70},
+                                       {70, 33}};
+    for (int i = 0; i < 10; i++)
         for (int h = 0; h < 2; h++)
             for (double spread = 1; spread < 200; spread *= 12)
                 check_loss(m, sizes[i][0], sizes[i][1], spread, h ? TR_BF16 : TR_F32);
@@ -130,8 +132,8 @@ static void loss_equals_loops(kt_maker *m) {
 /* The gradient written where the logits lie: f32 in their place, bf16 in the first half of a row.
  */
 static void gradient_in_place(kt_maker *m) {
-    static const int64_t widths[] = {1, 2, 15, 64, 97, 1500};
-    for (int i = 0; i < 6; i++)
+    static const int64_t widths[] = {1, 2, 15, 64, 97, 1500, 5003};
+    for (int i = 0; i < 7; i++)
         for (int h = 0; h < 2; h++) {
             tr_dtype t = h ? TR_BF16 : TR_F32;
             int64_t N = 6, V = widths[i], ld = V + 1, d_ld = h ? 2 * ld : ld;

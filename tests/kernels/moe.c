@@ -57,9 +57,9 @@ static void capacity_one(kt_maker *m, const int64_t *s, bool by_score, bool narr
 static void test_capacity(kt_maker *m) {
     static const int64_t shapes[][5] = {
         /* B, S, E, k, capacity */
-        {0, 5, 4, 2, 3},     {1, 0, 4, 2, 3},    {1, 1, 1, 1, 1},  {1, 1, 1, 1, 0},
-        {2, 33, 4, 2, 7},    {3, 40, 8, 8, 11},  {1, 64, 3, 1, 0}, {1, 64, 3, 2, 1000},
-        {2, 300, 300, 2, 2}, {1, 500, 600, 3, 4}};
+        {0, 5, 4, 2, 3},     {1, 0, 4, 2, 3},     {1, 1, 1, 1, 1},    {1, 1, 1, 1, 0},
+        {2, 33, 4, 2, 7},    {3, 40, 8, 8, 11},   {1, 64, 3, 1, 0},   {1, 64, 3, 2, 1000},
+        {2, 300, 300, 2, 2}, {1, 500, 600, 3, 4}, {2, 600, 4, 2, 100}};
     for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++)
         for (int by_score = 0; by_score < 2; by_score++)
             for (int narrow = 0; narrow < 2; narrow++) {
@@ -95,7 +95,8 @@ static void test_sort(kt_maker *m) {
                                         {100, 8, 8, 1},
                                         {40, 10, 4, 10},
                                         {30, 6, 3, 0},
-                                        {1000, 300, 3, 40}};
+                                        {1000, 300, 3, 40},
+                                        {1200, 1500, 2, 1200}};
     for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++)
         for (int variant = 0; variant < 4; variant++) { /* bit 0: with places, bit 1: narrow */
             int64_t N = shapes[i][0], E = shapes[i][1], k = shapes[i][2], rows = 0;
@@ -131,9 +132,9 @@ static void test_sort(kt_maker *m) {
 /* --- moving rows ----------------------------------------------------------------------------- */
 
 static const int64_t move_shapes[][4] = {/* N, E, k, H */
-                                         {0, 2, 1, 8},    {1, 1, 1, 1},    {3, 4, 4, 5},
-                                         {9, 3, 2, 64},   {50, 8, 2, 129}, {40, 300, 5, 48},
-                                         {200, 8, 2, 333}};
+                                         {0, 2, 1, 8},     {1, 1, 1, 1},    {3, 4, 4, 5},
+                                         {9, 3, 2, 64},    {50, 8, 2, 129}, {40, 300, 5, 48},
+                                         {200, 8, 2, 333}, {70, 5, 2, 1032}};
 enum { MOVE_SHAPES = sizeof move_shapes / sizeof *move_shapes };
 
 /* Tokens sorted by expert, some dropped. Row r of the sorted order has r < used, NaN lies beyond.

@@ -101,6 +101,34 @@ static void sum_squares_equals_loops(kt_maker *m) {
     omp_set_num_threads(before);
 }
 
+/* Shards begin anywhere: the same values at any element, and the same sum. */
+static void odd_addresses(kt_maker *m) {
+    enum { N = 3001 };
+    kt_tensor *g = kt_normal(m, TR_F32, N, 1);
+    double first[2] = {0, 0};
+    for (int64_t at = 0; at < 7; at++) {
+        double *moved = calloc(N + 8, sizeof *moved);
+        for (int64_t i = 0; i < N; i++) moved[i + at] = g->value[i];
+        kt_tensor *x = kt_from(m, TR_F32, N + 8, moved), *p = kt_from(m, TR_F32, N + 8, moved);
+        kt_tensor *mean = kt_filled(m, TR_F32, N + 8, 0), *var = kt_filled(m, TR_F32, N + 8, 0);
+        kt_tensor *copy = kt_filled(m, TR_BF16, N + 8, 7), *sum = kt_filled(m, TR_F64, 1, 0);
+        m->k->sum_squares(m->s, sum->data, (float *)x->data + at, N);
+        m->k->adamw(m->s, &usual, (float *)p->data + at, (tr_bf16 *)copy->data + at, TR_BF16,
+                    (float *)mean->data + at, (float *)var->data + at, (float *)x->data + at, N);
+        kt_read(m, p), kt_read(m, copy);
+        double got[2] = {kt_read(m, sum)[0], 0};
+        for (int64_t i = 0; i < N + 8; i++) {
+            bool inside = i >= at && i < at + N;
+            got[1] += p->value[i] * p->value[i];
+            assert_true(copy->value[i] == (inside ? kt_round(TR_BF16, p->value[i]) : 7));
+        }
+        for (int j = 0; j < 2 && at == 0; j++) first[j] = got[j];
+        kt_check_number(m, got[0], first[0], 1e-12, "squares from element %lld", (long long)at);
+        kt_check_number(m, got[1], first[1], 1e-6, "adamw from there");
+        free(moved);
+    }
+}
+
 static void non_finite_is_seen(kt_maker *m) {
     double bad[2] = {INFINITY, NAN};
     for (int i = 0; i < 2; i++) {
@@ -119,10 +147,8 @@ static void non_finite_is_seen(kt_maker *m) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        KT_TEST(adamw_equals_loops),
-        KT_TEST(known_updates),
-        KT_TEST(sum_squares_equals_loops),
-        KT_TEST(non_finite_is_seen),
+        KT_TEST(adamw_equals_loops), KT_TEST(known_updates),      KT_TEST(sum_squares_equals_loops),
+        KT_TEST(odd_addresses),      KT_TEST(non_finite_is_seen),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
