@@ -157,7 +157,7 @@ static void launch_norm_backward(tr_stream *s, T *dx, float *dw, const T *dy, co
     const unsigned wanted = blocks_for(rows, THREADS / size);
     const unsigned blocks = wanted < NORM_BLOCKS ? wanted : (unsigned)NORM_BLOCKS;
     float *partial = (float *)tr_cuda_work(s, blocks * (size_t)slots * sizeof(float));
-    SIMT_MAX_SMEM((norm_backward<T, N>), NORM_SHARED);
+    if (bytes > 48 * 1024) SIMT_MAX_SMEM((norm_backward<T, N>), NORM_SHARED);
     LAUNCH((norm_backward<T, N>), blocks, THREADS, p.in_shared ? (size_t)bytes : 0, s->handle)
     (dx, partial, dy, x, w, rstd, residual, p);
     tr_cuda_launched(s, "rmsnorm_backward");
