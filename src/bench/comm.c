@@ -115,8 +115,10 @@ static void context_row(tr_lab *lab, const char *name, int heads, const context_
 }
 
 void tr_bench_context(tr_lab *lab) {
-    context_job alone = {.lab = lab, .comm = lab->alone, .S = 16 * lab->T, .heads = 1};
-    if (two(lab)) tr_lab_rank_0(lab, context_time, &alone);
-    context_row(lab, "ring attention", 1, &alone, 1.85);
-    context_row(lab, "Ulysses attention", 2, &alone, 1.8);
+    for (int64_t times = 8; times <= 16; times *= 2) {
+        context_job alone = {.lab = lab, .comm = lab->alone, .S = times * lab->T, .heads = 1};
+        if (two(lab)) tr_lab_rank_0(lab, context_time, &alone);
+        context_row(lab, "ring attention", 1, &alone, 1.85);
+        if (times == 16) context_row(lab, "Ulysses attention", 2, &alone, 1.8);
+    }
 }

@@ -26,7 +26,8 @@ KERNELS += [(f"MoE layer {t}", True) for t in ("fp32", "bf16")]
 SCHEDULES = [(f"idle under {kind}", True) for kind in ("1f1b", "gpipe", "interleaved", "zb_h1",
                                                        "zb_v", "dualpipe_v")]
 PAIRS = [("data parallel", True), ("tensor parallel", True), ("sum of", True),
-         ("ring attention", True), ("Ulysses attention", True)]
+         ("ring attention fp32, S 256", True), ("ring attention fp32, S 512", True),
+         ("Ulysses attention fp32, S 512", True)]
 OVERLAP = [("reduction hidden", False)]
 BY_NODE = [("expert exchange by node", True), ("its messages between nodes", True),
            ("their bytes", True)]
@@ -57,7 +58,7 @@ def test_one_rank(lab):
         assert len(skipped) == 1 and "skipped: needs 2 ranks" in skipped[0], (start, skipped)
     assert "skipped: needs several nodes" in text
     met, missed = (len(re.findall(rf"  {word}$", text, re.M)) for word in ("met", "missed"))
-    assert text.endswith(f"{met} targets met, {missed} missed, 13 rows skipped\n")
+    assert text.endswith(f"{met} targets met, {missed} missed, 14 rows skipped\n")
     assert sorted(p.name for p in lab.path.iterdir()) == before
 
 
@@ -66,7 +67,7 @@ def test_two_ranks(lab):
     rows = rows_of(lab.run("bench", "comm", *SETS, ranks=2).stdout)
     check_rows(rows, PAIRS[2:] + COMM)
     hidden = [rest for name, rest in rows.items() if name.startswith(OVERLAP[0][0])]
-    assert re.search(r"\d ms +\d.*%|took no time", hidden[0]), hidden  # too small a model to judge
+    assert re.search(r"\d ms +\d.*%|took less than 1 %", hidden[0]), hidden  # not to be judged
     check_rows(rows_of(lab.run("bench", "train", *SETS, ranks=2).stdout),
                TRAIN + PAIRS[:2] + SCHEDULES)
     assert sorted(p.name for p in lab.path.iterdir()) == before

@@ -3,7 +3,7 @@ with documents, windows and every other parallel form; documents do not see each
 waits for its receive here."""
 import numpy as np
 import pytest
-from compare import check_gradients, check_rows, gradients, relative
+from compare import check_case, check_rows
 from conftest import english
 from jobs import check_same_run
 
@@ -58,11 +58,7 @@ def test_context_equals_one_rank(lab, case):
     alone = dict(schedule="gpipe") if "router_aux_loss_scope" in model else {}
     lab.train(lab.config("one", kind, parallel=alone, **more))
     lab.train(lab.config("many", kind, parallel=parallel, **more), ranks=ranks, env=SYNCHRONOUS)
-    got, want = lab.rows("many"), lab.rows("one")
-    check_rows(got, want, loss=2e-6, norm=5e-6, aux=2e-6)
-    assert relative(got[-1]["validation_loss"], want[-1]["validation_loss"]) < 2e-6
-    worst = check_gradients(gradients(lab, "many", 1), gradients(lab, "one", 1))
-    print(f"{case}: worst gradient {worst[0]:.1e} {worst[1]}")
+    check_case(lab, case)
 
 
 @pytest.mark.parametrize("ranks, parallel", [(1, {}), (4, dict(context=4)),

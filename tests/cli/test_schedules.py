@@ -3,7 +3,7 @@ stages, layers and micro-batches, with every recomputation and beside every othe
 a run goes on under another schedule. Every send waits for its receive here."""
 import numpy as np
 import pytest
-from compare import check_gradients, check_rows, gradients, relative
+from compare import check_case, check_rows, relative
 
 SYNCHRONOUS = {"TRIREME_SYNCHRONOUS": "1"}
 
@@ -49,11 +49,7 @@ def test_schedule_equals_one_rank(lab, case):
     more = settings(layers, m, ranks, parallel, model)
     lab.train(lab.config("one", kind, **more))
     lab.train(lab.config("many", kind, parallel=parallel, **more), ranks=ranks, env=SYNCHRONOUS)
-    got, want = lab.rows("many"), lab.rows("one")
-    check_rows(got, want, loss=2e-6, norm=5e-6, aux=2e-6)
-    assert relative(got[-1]["validation_loss"], want[-1]["validation_loss"]) < 2e-6
-    worst = check_gradients(gradients(lab, "many", 1), gradients(lab, "one", 1))
-    print(f"{case}: worst gradient {worst[0]:.1e} {worst[1]}")
+    check_case(lab, case)
 
 
 def same(lab, a, b, step):
