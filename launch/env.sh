@@ -52,6 +52,32 @@ if [ -n "${TRIREME_NETWORK:-}" ]; then
     export OMPI_MCA_oob_tcp_if_include="${OMPI_MCA_oob_tcp_if_include:-$TRIREME_NETWORK}"
 fi
 
+# GPUs talk to each other through NCCL, NVIDIA's library of collectives, which has settings of its
+# own. These two are set here; the others below are right as they come.
+# Say why something failed: without it an error is only "unhandled system error". INFO instead also
+# prints at the start which way (NVLink, PCI, shared memory, network) each pair of GPUs takes.
+export NCCL_DEBUG="${NCCL_DEBUG:-WARN}"
+# Number GPUs by their place on the PCI bus, as nvidia-smi does; CUDA by itself puts the fastest
+# first, and then CUDA_VISIBLE_DEVICES=1 may be another card than nvidia-smi's 1.
+export CUDA_DEVICE_ORDER="${CUDA_DEVICE_ORDER:-PCI_BUS_ID}"
+# The network between machines, as above. NCCL takes names alone, not subnets; without one it takes
+# InfiniBand where there is some, else the first interface that is not docker's or lo.
+case ${TRIREME_NETWORK:-} in
+"" | *[./]*) ;;
+*) export NCCL_SOCKET_IFNAME="${NCCL_SOCKET_IFNAME:-$TRIREME_NETWORK}" ;;
+esac
+# If TRIREME_NETWORK is a subnet, name the interface of each machine that has it:
+# export NCCL_SOCKET_IFNAME=eth0
+#
+# If a job on one machine hangs in its first collective, or sums come out wrong: GPUs copy into each
+# other's memory (peer access), which virtual machines and some mainboards (PCI access control, ACS)
+# break. Without it they go through host memory: slow, but then you know.
+# export NCCL_P2P_DISABLE=1
+# If NCCL cannot get shared memory: containers have 64 MB of /dev/shm; start them with
+# --shm-size=1g (docker) rather than setting NCCL_SHM_DISABLE.
+# If InfiniBand cards are there but lead nowhere, or should be left to others:
+# export NCCL_IB_DISABLE=1
+
 # Time to save when mpirun itself gets SIGTERM, in seconds. mpirun waits this long, passes SIGTERM
 # to the ranks, waits this long again, then kills what is left: the second wait is for the running
 # step and the save. A job that ends with an error is ended the same way, so mpirun returns about

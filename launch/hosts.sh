@@ -96,7 +96,8 @@ rm -rf "$answers"
 
 # mpirun hands on its own settings; of the others each must be named. Word splitting is meant:
 # $ranks is an option and its value, or nothing.
-for name in OMP_WAIT_POLICY OMP_PROC_BIND OMP_NUM_THREADS HDF5_USE_FILE_LOCKING; do
+for name in OMP_WAIT_POLICY OMP_PROC_BIND OMP_NUM_THREADS HDF5_USE_FILE_LOCKING CUDA_DEVICE_ORDER \
+    NCCL_DEBUG NCCL_SOCKET_IFNAME NCCL_P2P_DISABLE NCCL_IB_DISABLE; do
     if printenv "$name" >/dev/null; then set -- -x "$name" "$@"; fi
 done
 exec mpirun --hostfile "$hosts" $ranks "$@"

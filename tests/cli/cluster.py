@@ -5,6 +5,7 @@ import os
 import shutil
 import signal
 import socket
+import stat
 import subprocess
 import tempfile
 import time
@@ -27,6 +28,7 @@ ProctrackType=proctrack/linuxproc
 TaskPlugin=task/none
 SwitchType=switch/none
 SelectType=select/cons_tres
+GresTypes=gpu
 SelectTypeParameters=CR_CPU
 SchedulerParameters=bf_interval=2,sched_interval=2,batch_sched_delay=0,sched_min_interval=0
 ReturnToService=2
@@ -54,9 +56,10 @@ def free_port():
 
 
 class Cluster:
-    """Nodes n1, n2, ... with room for `cpus` tasks each, however few cores there are."""
+    """Nodes n1, n2, ... with room for `cpus` tasks each, however few cores there are, and `gpus`
+    device files that pass for GPUs."""
 
-    def __init__(self, nodes=2, cpus=8):
+    def __init__(self, nodes=2, cpus=8, gpus=0):
         missing = [p for p in PROGRAMS if not shutil.which(p)]
         if missing:
             raise NotHere(f"not installed: {' '.join(missing)} (launch/setup.sh --cluster)")
@@ -66,19 +69,24 @@ class Cluster:
         self.started = []
         self.environment = {"SLURM_CONF": str(self.folder / "slurm.conf"), "TRIREME_NETWORK": "lo"}
         try:
-            self.build(nodes, cpus)
+            self.build(nodes, cpus, gpus)
         except BaseException:
             self.close()
             raise
 
-    def build(self, nodes, cpus):
+    def build(self, nodes, cpus, gpus):
         f, host = self.folder, socket.gethostname()
         f.chmod(0o755)
         (f / "state").mkdir()
         (f / "pmix").mkdir()
         lines = [f"NodeName=n{i} NodeHostname={host} NodeAddr=127.0.0.1 Port={free_port()} "
-                 f"CPUs={cpus} RealMemory=1000 State=UNKNOWN" for i in range(1, nodes + 1)]
+                 f"CPUs={cpus} RealMemory=1000 Gres=gpu:{gpus} State=UNKNOWN"
+                 for i in range(1, nodes + 1)]
         config = CONFIG.format(folder=f, host=host, port=free_port())
+        for i in range(gpus):
+            os.mknod(f / f"gpu{i}", 0o666 | stat.S_IFCHR, os.makedev(1, 3))
+        if gpus:
+            (f / "gres.conf").write_text(f"Name=gpu File={f}/gpu[0-{gpus - 1}]\n")
         (f / "slurm.conf").write_text(config.replace("PartitionName", "\n".join(lines) +
                                                      "\nPartitionName"))
         (f / "mpi.conf").write_text(f"PMIxCliTmpDirBase={f}/pmix\n")
