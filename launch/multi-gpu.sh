@@ -97,8 +97,9 @@ choose() {
         *) bus=$(echo "$all" | awk -v w="$word" '$1 == w { print $3 }') ;;
         esac
         if [ "$(echo "$bus" | wc -w)" -ne 1 ]; then
-            echo >&2 "error: CUDA_VISIBLE_DEVICES is $CUDA_VISIBLE_DEVICES, but nvidia-smi knows no" \
-                "single GPU $word; it lists$(echo "$all" | awk '{ printf " %s (%s)", $1, $2 }')"
+            known=$(echo "$all" | awk '{ printf " %s (%s)", $1, $2 }')
+            echo "error: CUDA_VISIBLE_DEVICES is $CUDA_VISIBLE_DEVICES, but nvidia-smi knows no" \
+                "single GPU $word; it lists$known" >&2
             exit 64
         fi
         places="$places $bus"
@@ -113,8 +114,8 @@ fi
 gpus=$(echo "$places" | wc -w)
 ranks=${ranks:-$gpus}
 if [ "$ranks" -gt "$gpus" ]; then
-    echo "error: -n $ranks: there are $gpus GPUs to use, and a rank needs one of its own; leave -n" \
-        "out (ranks that share a GPU, for tests: mpirun -n $ranks with run.collectives mpi)" >&2
+    echo "error: -n $ranks: there are $gpus GPUs to use, and a rank needs one of its own; leave" \
+        "-n out (ranks that share a GPU, for tests: mpirun -n $ranks with run.collectives mpi)" >&2
     exit 64
 fi
 
