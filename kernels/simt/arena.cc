@@ -181,7 +181,7 @@ void *simt_shared(const void *key, size_t bytes) {
         abort_block();
     }
     size_t offset = shared.top;
-    shared.top += (bytes + 15) / 16 * 16 + SHARED_RED_ZONE;
+    shared.top += (bytes + 127) / 128 * 128 + SHARED_RED_ZONE; /* whole rows of banks */
     shared.arrays.push_back({key, offset, bytes});
     shared_fill(offset, bytes);
     return arena.base + offset;

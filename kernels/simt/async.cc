@@ -21,7 +21,7 @@ void simt_cp_async16(void *shared, const void *global, bool filled) {
     }
     if (checked) {
         access(shared, 16, ASYNC_ISSUE, pc, t);
-        if (filled) access(global, 16, READ, pc, t);
+        if (filled) access_anywhere(global, 16, READ, pc);
     }
     t.copies.push_back({shared, filled ? global : nullptr, t.group});
 }

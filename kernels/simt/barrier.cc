@@ -34,6 +34,7 @@ void barrier_release() {
 }
 
 void report_deadlock() {
+    pause nobody;
     std::map<std::string, std::vector<int>> waiting;
     for (int i = 0; i < now.threads; i++) {
         const thread &t = now.thread_at[i];

@@ -244,6 +244,10 @@ bool on_current_stack(const void *p) {
     return offset < STACK_BYTES;
 }
 
+void *current_stack_top() {
+    return fibers.current->stack + STACK_BYTES;
+}
+
 bool in_guard_page(const void *p) {
     size_t page = (size_t)sysconf(_SC_PAGESIZE);
     for (const fiber *f : fibers.all)

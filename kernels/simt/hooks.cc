@@ -71,6 +71,10 @@ inline void aligned_hook(const void *p, size_t bytes, access_kind kind, const vo
 
 } // namespace
 
+void access_anywhere(const void *p, size_t bytes, access_kind kind, const void *pc) {
+    hook(p, bytes, kind, pc);
+}
+
 } // namespace simt
 
 using namespace simt;

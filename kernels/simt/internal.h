@@ -10,7 +10,8 @@
  * arena.cc    memory, red zones, protection          matrix.cc   mma, ldmatrix
  * shadow.cc   who wrote and read what: races         async.cc    cp.async
  * hooks.cc    the compiler's calls of checked code   report.cc   texts with file and line
- * cost.cc     bank conflicts and sectors             stream.cc, cuda.cc   cuda_runtime_api.h */
+ * cost.cc     bank conflicts and sectors             stream.cc   launches, streams, events
+ * fault.cc    what the processor traps               cuda.cc     cuda_runtime_api.h */
 #pragma once
 #include "kernels/simt/runtime.h"
 
@@ -119,8 +120,8 @@ void ready_reset();
 void wait_here(); /* self() has set its state and gives way until made ready */
 [[noreturn]] void abort_block();
 bool on_current_stack(const void *p);
-/* The name of the fiber stack whose guard page holds p, or false. */
 bool in_guard_page(const void *p);
+void *current_stack_top();
 
 /* Position i of n, in the order that the schedule runs blocks. */
 uint64_t schedule_block(uint64_t i, uint64_t n);
@@ -165,7 +166,7 @@ bool is_pinned(const void *p);
 /* The arena: a window of shared memory, then device memory. Red zones lie between allocations. */
 
 constexpr size_t DYNAMIC_WINDOW = 256 * KB, SHARED_WINDOW = 512 * KB;
-constexpr size_t RED_ZONE = 256, SHARED_RED_ZONE = 64;
+constexpr size_t RED_ZONE = 256, SHARED_RED_ZONE = 128;
 
 struct arena_state {
     unsigned char *base;
@@ -186,8 +187,9 @@ bool arena_find(size_t offset, size_t *start_p, size_t *bytes_p);
 void shared_begin_launch(size_t dynamic_bytes);
 void shared_begin_block();
 
-/* Protection from host code */
+/* Faults, and protection of device memory from host code */
 
+void fault_begin_launch();
 void protect_create();
 void protect_open(bool open); /* does nothing unless protection is on */
 
@@ -195,7 +197,10 @@ void protect_open(bool open); /* does nothing unless protection is on */
 
 extern bool checked; /* the kernels call hooks */
 enum access_kind { READ, WRITE, ATOMIC, ASYNC_ISSUE, ASYNC_ARRIVE };
+const char *access_name(access_kind kind);
 void access(const void *p, size_t bytes, access_kind kind, const void *pc, thread &t);
+/* The same for an address of any kind, by self(). */
+void access_anywhere(const void *p, size_t bytes, access_kind kind, const void *pc);
 void shadow_create();
 void shadow_begin_launch();
 void shadow_end_launch();
@@ -217,6 +222,14 @@ void cost_fold_block(); /* the block's requests are complete */
 void report(const char *kind, const void *pc, const void *other, const char *format, ...)
     __attribute__((format(printf, 4, 5)));
 std::string where(const void *pc); /* "file:line" of a return address */
+
+/* Nobody runs while a report is made: its strings may be templates that a checked file compiled,
+ * with hooks. */
+struct pause {
+    simt_thread *who;
+    pause() : who(simt_self) { simt_self = nullptr; }
+    ~pause() { simt_self = who; }
+};
 
 } // namespace simt
 #pragma GCC visibility pop

@@ -113,6 +113,7 @@ void run_kernel(const simt_call &call) {
     shared_begin_launch(call.dynamic_bytes);
     if (checked) shadow_begin_launch();
     fibers_begin_launch();
+    fault_begin_launch();
     begin_threads();
     run_grid();
     if (checked) shadow_end_launch();

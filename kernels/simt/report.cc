@@ -34,6 +34,12 @@ uintptr_t address_in_object(uintptr_t address, const Dl_info &object) {
     return header->e_type == ET_DYN ? address - (uintptr_t)object.dli_fbase : address;
 }
 
+/* Without the directory of the sources. */
+std::string shortened(const std::string &file) {
+    static const std::string root = SIMT_SOURCE_ROOT "/";
+    return file.compare(0, root.size(), root) == 0 ? file.substr(root.size()) : file;
+}
+
 bool is_ours(const std::string &line) {
     return line.find("kernels/simt/simt_") != std::string::npos ||
            line.find("/include/c++/") != std::string::npos;
@@ -52,7 +58,7 @@ std::string where(const void *pc) {
     FILE *pipe = popen(command, "r");
     while (pipe && found.empty() && fgets(line, sizeof line, pipe)) {
         std::string text(line, strcspn(line, " \n")); /* without " (discriminator 2)" */
-        if (!is_ours(text) && text.find('?') == std::string::npos) found = text;
+        if (!is_ours(text) && text.find('?') == std::string::npos) found = shortened(text);
     }
     if (pipe) pclose(pipe);
     if (!found.empty()) return found;
@@ -61,6 +67,7 @@ std::string where(const void *pc) {
 }
 
 void report(const char *kind, const void *pc, const void *other, const char *format, ...) {
+    pause nobody;
     va_list arguments;
     va_start(arguments, format);
     std::string text = formatted(format, arguments);

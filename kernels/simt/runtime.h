@@ -72,6 +72,16 @@ void simt_set_protect(bool on);
 /* TRIREME_SIMT_COST=1: counts bank conflicts and sectors in checked kernels. */
 void simt_set_cost(bool on);
 
+struct simt_cost_row { /* one source line's accesses of one kind */
+    const char *site, *kind;
+    bool shared;
+    int bytes; /* of one lane */
+    unsigned long requests;
+    double parts, ideal; /* per request: wavefronts of shared memory, sectors of device memory */
+};
+void simt_each_cost(void (*each)(const simt_cost_row &row, void *context), void *context);
+void simt_reset_cost();
+
 /* Primitives of simt_host.h */
 
 enum simt_vote { SIMT_NO_VOTE, SIMT_VOTE_OR, SIMT_VOTE_AND, SIMT_VOTE_COUNT };

@@ -92,27 +92,23 @@ void change_states(size_t offset, size_t bytes, int set, int clear) {
     }
 }
 
-const char *kind_name(access_kind kind) {
-    static const char *names[] = {"read", "write", "atomic", "cp.async", "cp.async"};
-    return names[kind];
-}
-
-std::string place(size_t offset) {
+struct place { /* in words */
     char text[128];
-    size_t start = 0, bytes = 0;
-    if (offset < DYNAMIC_WINDOW)
-        snprintf(text, sizeof text, "byte %zu of dynamic shared memory (%zu bytes)", offset,
-                 now.call ? now.call->dynamic_bytes : 0);
-    else if (offset < SHARED_WINDOW)
-        snprintf(text, sizeof text, "byte %zu of static shared memory",
-                 offset - DYNAMIC_WINDOW - SHARED_RED_ZONE);
-    else if (arena_find(offset, &start, &bytes))
-        snprintf(text, sizeof text, "byte %zu of device memory of %zu bytes", offset - start,
-                 bytes);
-    else
-        snprintf(text, sizeof text, "device memory at offset %zu", offset - SHARED_WINDOW);
-    return text;
-}
+    explicit place(size_t offset) {
+        size_t start = 0, bytes = 0;
+        if (offset < DYNAMIC_WINDOW)
+            snprintf(text, sizeof text, "byte %zu of dynamic shared memory (%zu bytes)", offset,
+                     now.call->dynamic_bytes);
+        else if (offset < SHARED_WINDOW)
+            snprintf(text, sizeof text, "byte %zu of static shared memory",
+                     offset - DYNAMIC_WINDOW - SHARED_RED_ZONE);
+        else if (arena_find(offset, &start, &bytes))
+            snprintf(text, sizeof text, "byte %zu of device memory of %zu bytes", offset - start,
+                     bytes);
+        else
+            snprintf(text, sizeof text, "device memory at offset %zu", offset - SHARED_WINDOW);
+    }
+};
 
 struct request { /* one access, on the way through its granules */
     size_t offset, bytes;
@@ -126,16 +122,16 @@ bool not_allocated(const request &q, uint8_t state, unsigned mask) {
     if ((state / ALLOCATED & mask) == mask) return false;
     bool freed = state / FREED & mask;
     report(freed ? "use after free" : "out of bounds", q.pc, nullptr,
-           "thread %d: %s of %zu bytes at %s", q.t->pub.id, kind_name(q.kind), q.bytes,
-           place(q.offset).c_str());
+           "thread %d: %s of %zu bytes at %s", q.t->pub.id, access_name(q.kind), q.bytes,
+           place(q.offset).text);
     return true;
 }
 
 bool not_written(const request &q, uint8_t state, unsigned mask) {
     if ((q.kind != READ && q.kind != ATOMIC) || (state & mask) == mask) return false;
     report("uninitialised read", q.pc, nullptr,
-           "thread %d: %s of %zu bytes that nobody wrote, at %s", q.t->pub.id, kind_name(q.kind),
-           q.bytes, place(q.offset).c_str());
+           "thread %d: %s of %zu bytes that nobody wrote, at %s", q.t->pub.id, access_name(q.kind),
+           q.bytes, place(q.offset).text);
     return true;
 }
 
@@ -157,7 +153,7 @@ bool races(const request &q, const cell &c, unsigned mask) {
         if (why) {
             report("race", q.pc, unpack_pc(c.w_pc),
                    "%s by thread %d, after a write by thread %d of block %u (%s), at %s",
-                   kind_name(q.kind), id, c.w_thread, c.w_block, why, place(q.offset).c_str());
+                   access_name(q.kind), id, c.w_thread, c.w_block, why, place(q.offset).text);
             return true;
         }
     }
@@ -166,7 +162,7 @@ bool races(const request &q, const cell &c, unsigned mask) {
                                     (c.r_lanes & ~(1u << q.t->pub.lane)) != 0, c.r_syncs);
         if (why) {
             report("race", q.pc, unpack_pc(c.r_pc), "%s by thread %d, after a read (%s), at %s",
-                   kind_name(q.kind), id, why, place(q.offset).c_str());
+                   access_name(q.kind), id, why, place(q.offset).text);
             return true;
         }
     }
@@ -216,8 +212,8 @@ bool visit(const request &q, size_t granule, unsigned mask, uint32_t serial) {
     }
     if (c.flags & PENDING && !(q.kind == ASYNC_ARRIVE && c.w_thread == q.t->pub.id)) {
         report("cp.async", q.pc, unpack_pc(c.w_pc),
-               "%s by thread %d while a copy of thread %d is on its way, at %s", kind_name(q.kind),
-               q.t->pub.id, c.w_thread, place(q.offset).c_str());
+               "%s by thread %d while a copy of thread %d is on its way, at %s",
+               access_name(q.kind), q.t->pub.id, c.w_thread, place(q.offset).text);
         return false;
     }
     if (not_written(q, state, mask) || races(q, c, mask)) return false;
@@ -231,6 +227,11 @@ bool visit(const request &q, size_t granule, unsigned mask, uint32_t serial) {
 }
 
 } // namespace
+
+const char *access_name(access_kind kind) {
+    static const char *names[] = {"read", "write", "atomic", "cp.async", "cp.async"};
+    return names[kind];
+}
 
 void access(const void *p, size_t bytes, access_kind kind, const void *pc, thread &t) {
     size_t offset = arena_offset(p), end = offset + bytes;
