@@ -162,7 +162,7 @@ void fiber_main() {
         t.on = nullptr;
         now.live--;
         if (!t.copies.empty())
-            report("cp.async", nullptr, nullptr, "thread %d exits before its copies arrived",
+            report("copies at exit", nullptr, nullptr, "thread %d did not wait for its cp.async",
                    t.pub.id);
         warp_exit(t);
         if (barrier_complete()) barrier_release();

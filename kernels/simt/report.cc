@@ -45,6 +45,18 @@ bool is_ours(const std::string &line) {
            line.find("/include/c++/") != std::string::npos;
 }
 
+/* The same text for other threads and lanes; lines of sources ("file:12") stay. */
+std::string without_numbers(const std::string &text) {
+    std::string kept;
+    bool line = false;
+    for (char c : text) {
+        bool digit = c >= '0' && c <= '9';
+        if (!digit || line) kept += c;
+        line = c == ':' || (line && digit);
+    }
+    return kept;
+}
+
 } // namespace
 
 std::string where(const void *pc) {
@@ -73,10 +85,9 @@ void report(const char *kind, const void *pc, const void *other, const char *for
     std::string text = formatted(format, arguments);
     va_end(arguments);
     reports.errors++;
-    char key[256]; /* without the numbers of threads and blocks, unless nothing else tells */
-    snprintf(key, sizeof key, "%s %p %p %s %s", kind, pc, other, now.name ? now.name : "",
-             pc ? "" : text.c_str());
-    if (!reports.seen.insert(key).second) return;
+    char key[64];
+    snprintf(key, sizeof key, " %p %p", pc, other);
+    if (!reports.seen.insert(kind + (pc ? "" : without_numbers(text)) + key).second) return;
     std::string head = std::string("simt: ") + kind;
     if (now.name) {
         char place[96];

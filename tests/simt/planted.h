@@ -1,7 +1,7 @@
 /* planted.h - runs kernels with a planted bug and their correct twins, and checks what is reported.
  *
- * The lines that a report may name bear a comment with the word bug and the case's name; the test
- * reads them from its own source. */
+ * The lines that a report may name bear a comment with the word bug and the cases' names; the
+ * test reads them from its own source. */
 #pragma once
 #include "tests/simt/check.h"
 
@@ -28,8 +28,13 @@ static std::set<int> planted_lines(const char *file, const std::string &name) {
     std::ifstream source(std::string(SIMT_TEST_ROOT "/") + file);
     std::set<int> lines;
     std::string line;
-    for (int number = 1; std::getline(source, line); number++)
-        if (line.find("/* bug " + name + " */") != std::string::npos) lines.insert(number);
+    for (int number = 1; std::getline(source, line); number++) {
+        size_t mark = line.find("/* bug ");
+        if (mark == std::string::npos) continue;
+        std::istringstream words(line.substr(mark + 7));
+        for (std::string word; words >> word;)
+            if (word == name) lines.insert(number);
+    }
     return lines;
 }
 
