@@ -229,7 +229,7 @@ DEVFN void turn(float *a, float *b, float cosine, float sine) {
     *b = x * sine + y * cosine;
 }
 
-/* N neighbouring pairs of one head: N elements in either half, or 2 N elements side by side. */
+/* N pairs of one head, of which N elements lie at `first` and N at `second`. */
 template <class T, int N>
 DEVFN void turn_pairs(T *first, T *second, bool interleaved, const float (&cosine)[N],
                       const float (&sine)[N]) {
@@ -250,6 +250,12 @@ DEVFN void turn_pairs(T *first, T *second, bool interleaved, const float (&cosin
     store(second, b);
 }
 
+/* Pair j of the N whose elements begin at element `at` of either half: (i, i+F), or neighbours. */
+template <int N> DEVFN int64_t pair_of(const rope_shape &p, int64_t at, int j) {
+    if (N == 1 || !p.interleaved) return at + j;
+    return j < N / 2 ? at / 2 + j : (p.F + at - N) / 2 + j;
+}
+
 /* A thread takes N pairs of one row in up to ROPE_HEADS heads. */
 template <class T, int N>
 __global__ void __launch_bounds__(THREADS, 4)
@@ -263,9 +269,10 @@ __global__ void __launch_bounds__(THREADS, 4)
         const int at = position[n] * p.direction;
         float cosine[N], sine[N];
 #pragma unroll
-        for (int j = 0; j < N; j++) rope_angle(cosine + j, sine + j, at, freq[i + j], p.factor);
-        T *first = x + n * p.row + h * p.D + (p.interleaved ? 2 * i : i);
-        T *second = first + (p.interleaved ? N : p.F);
+        for (int j = 0; j < N; j++)
+            rope_angle(cosine + j, sine + j, at, freq[pair_of<N>(p, i, j)], p.factor);
+        const bool one = N == 1 && p.interleaved;
+        T *first = x + n * p.row + h * p.D + (one ? 2 * i : i), *second = first + (one ? 1 : p.F);
         for (int64_t head = h; head < end; head++, first += p.D, second += p.D)
             turn_pairs(first, second, p.interleaved, cosine, sine);
     }
@@ -420,7 +427,7 @@ template <class Y, class X, bool ADD, int N> __global__ void take_all(Y *y, cons
 
 template <class Y, class X, bool ADD>
 static void launch_take(tr_stream *s, void *to, const void *from, int64_t n) {
-    constexpr int W = WIDTH < X >> WIDTH<Y> ? WIDTH<X> : WIDTH<Y>;
+    constexpr int W = MIXED<X, Y>;
     Y *y = (Y *)to;
     const X *x = (const X *)from;
     if (n <= 0) return;

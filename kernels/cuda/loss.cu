@@ -3,7 +3,7 @@
  * All are bound by memory. Bytes an element, b = bytes of the type: embedding 2b, and its backward
  * b an element of dy and 8 an element of each row of the table that occurs. Its tokens are sorted
  * first (sort.cu), then a warp sums a run of equal tokens over 32 neighbouring groups of columns in
- * row order: a token that fills the batch is N rows one after another, at the pace of H/256 warps.
+ * row order: a token that fills the batch is N rows one after another, at the pace of H/128 warps.
  * Cross-entropy reads each logit once for the loss (4), and again for the gradient (4 + b): a row
  * of a large vocabulary does not fit on a multiprocessor. Not measured on a card yet. */
 #include "kernels/cuda/sort.h"
@@ -61,7 +61,7 @@ __global__ void embed_pairs(tr_cuda_pairs to, const int32_t *token, int64_t firs
     }
 }
 
-enum { AHEAD = 4 }; /* rows of dy on their way at a time */
+enum { AHEAD = 8 }; /* rows of dy on their way at a time */
 
 /* Adds to sum[] columns c.. of the rows of dy whose pairs begin at p: those of `row`. */
 template <int N, class T>
@@ -109,7 +109,7 @@ __global__ void embed_sum(float *dtable, tr_cuda_pairs pairs, const T *dy, int64
 template <class T>
 static void embed_backward(tr_stream *s, float *dtable, const int32_t *token, const T *dy,
                            int64_t first, int64_t V, int64_t N, int64_t H) {
-    constexpr int W = WIDTH<T>;
+    constexpr int W = MIXED<T, float>;
     if (N * H <= 0 || V <= 0) return;
     tr_cuda_sorter sorter = tr_cuda_sorter_in(tr_cuda_work(s, tr_cuda_sort_bytes(N)), N);
     LAUNCH(embed_pairs, blocks_for(N, THREADS), THREADS, 0, s->handle)
@@ -251,7 +251,7 @@ DEVFN whole_row sum_parts(const entropy_args &a, int64_t n) {
 template <class T, bool WIDE, bool PARTS> __global__ void entropy(T *dlogits, entropy_args a) {
     SIMT_SHARED(float, red, WARPS);
     SIMT_SHARED(float, found, 2);
-    constexpr int READ = WIDE ? 4 : 1, WRITE = WIDE ? WIDTH<T> : 1;
+    constexpr int READ = WIDE ? 4 : 1, WRITE = WIDE ? MIXED<T, float> : 1;
     for (int64_t n = blockIdx.x; n < a.N; n += gridDim.x) {
         const float *x = a.logits + n * a.ld;
         const int64_t own = a.label[n] - a.first;

@@ -110,13 +110,6 @@ static void gather_copies(tr_stream *s, tr_dtype t, void *y, const void *x, cons
         launch_copy<uint32_t>(s, y, x, from, divisor, rows, H);
 }
 
-/* Elements at a time of rows of either type. */
-template <class Y, class X> constexpr int PAIR_WIDTH = WIDTH<X> > WIDTH<Y> ? WIDTH<X> : WIDTH<Y>;
-
-template <class Y, class X> static bool are_wide(const Y *y, const X *x, int64_t H) {
-    return is_wide(y, H) && is_wide(x, H) && H % PAIR_WIDTH<Y, X> == 0;
-}
-
 template <class Y, class X, int N>
 __global__ void gather(Y *y, const X *x, const int32_t *from, int64_t divisor, const float *weight,
                        tr_rows rows, int64_t H, int size) {
@@ -150,8 +143,8 @@ static void gather_typed(tr_stream *s, void *to, const void *of, const int32_t *
                          int64_t divisor, const float *weight, tr_rows rows, int64_t H) {
     Y *y = (Y *)to;
     const X *x = (const X *)of;
-    if (are_wide(y, x, H))
-        launch_gather<Y, X, PAIR_WIDTH<Y, X>>(s, y, x, from, divisor, weight, rows, H);
+    if (is_wide(y, H) && is_wide(x, H))
+        launch_gather<Y, X, MIXED<Y, X>>(s, y, x, from, divisor, weight, rows, H);
     else
         launch_gather<Y, X, 1>(s, y, x, from, divisor, weight, rows, H);
 }
@@ -213,8 +206,8 @@ static void combine_typed(tr_stream *s, void *to, const void *from, const int32_
     Y *y = (Y *)to;
     const X *x = (const X *)from;
     if (rows * H <= 0) return;
-    if (are_wide(y, x, H))
-        launch_combine<Y, X, PAIR_WIDTH<Y, X>>(s, y, x, row_of, weight, beta, rows, k, H);
+    if (is_wide(y, H) && is_wide(x, H))
+        launch_combine<Y, X, MIXED<Y, X>>(s, y, x, row_of, weight, beta, rows, k, H);
     else
         launch_combine<Y, X, 1>(s, y, x, row_of, weight, beta, rows, k, H);
 }
@@ -271,8 +264,8 @@ static void products_typed(tr_stream *s, float *dweight, const void *gradient, c
     const Y *dy = (const Y *)gradient;
     const X *x = (const X *)from;
     if (rows * k <= 0) return;
-    if (are_wide(dy, x, H))
-        LAUNCH((combine_products<Y, X, PAIR_WIDTH<Y, X>>), blocks_for(rows, WARPS), THREADS, 0,
+    if (is_wide(dy, H) && is_wide(x, H))
+        LAUNCH((combine_products<Y, X, MIXED<Y, X>>), blocks_for(rows, WARPS), THREADS, 0,
                s->handle)
     (dweight, dy, x, row_of, rows, k, H);
     else LAUNCH((combine_products<Y, X, 1>), blocks_for(rows, WARPS), THREADS, 0,

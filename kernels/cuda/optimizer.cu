@@ -14,16 +14,6 @@ typedef struct {
     float epsilon, weight_decay, grad_scale;
 } adamw_step;
 
-/* The compute copy: one value, or four, of which bf16 take half of what `store` writes at once. */
-template <int N> DEVFN void store_copy(float *to, const float (&v)[N]) {
-    store(to, v);
-}
-template <int N> DEVFN void store_copy(bf16 *to, const float (&v)[N]) {
-    if (N == 1) put(to, v[0]);
-#pragma unroll
-    for (int j = 0; j + 1 < N; j += 2) ((uint32_t *)to)[j / 2] = pack_bf16x2(v[j], v[j + 1]);
-}
-
 template <int N, class T>
 DEVFN void adamw_at(adamw_step h, float *p, T *compute, float *m, float *v, const float *g,
                     int64_t i) {
@@ -43,7 +33,7 @@ DEVFN void adamw_at(adamw_step h, float *p, T *compute, float *m, float *v, cons
     store(m + i, mean);
     store(v + i, square);
     store(p + i, value);
-    if (compute) store_copy(compute + i, value);
+    if (compute) store(compute + i, value);
 }
 
 /* Groups of N elements, and the last few one by one. */

@@ -18,8 +18,10 @@ constexpr int64_t MAX_BLOCKS = 4096;
 constexpr int64_t MAX_BLOCKS = 32;
 #endif
 
-/* Elements of one 16-byte access. */
+/* Elements of one 16-byte access; where two types meet, as many of each as 16 bytes of the wider
+ * one hold, so that neighbouring threads meet neighbouring bytes of both. */
 template <class T> constexpr int WIDTH = 16 / (int)sizeof(T);
+template <class A, class B> constexpr int MIXED = WIDTH<A> < WIDTH<B> ? WIDTH<A> : WIDTH<B>;
 
 /* Blocks for so many items, `per_block` in each. */
 static inline unsigned blocks_for(int64_t items, int64_t per_block) {
@@ -34,19 +36,6 @@ template <class T> static inline bool is_wide(const T *p, int64_t stride) {
 }
 
 /* --- elements ------------------------------------------------------------------------------ */
-
-DEVFN float to_f32(float x) {
-    return x;
-}
-DEVFN float to_f32(bf16 x) {
-    return bf16_to_f32(x);
-}
-DEVFN void put(float *to, float x) {
-    *to = x;
-}
-DEVFN void put(bf16 *to, float x) {
-    *to = f32_to_bf16(x);
-}
 
 /* The four floats, or eight bf16, of 16 bytes. */
 DEVFN void unpack(float *v, uint4 u, const float *) {
@@ -70,17 +59,39 @@ DEVFN uint4 pack(const float *v, const bf16 *) {
                       pack_bf16x2(v[6], v[7]));
 }
 
-/* N neighbours: one element, or whole aligned units of 16 bytes. */
-template <int N, class T> DEVFN void load(float (&v)[N], const T *from) {
-    if (N == 1) v[0] = to_f32(*from);
+/* Four bf16, to be read and written as one number. */
+typedef uint64_t __attribute__((may_alias)) bf16_four;
+
+/* N neighbours: one element, four bf16, or units of 16 bytes; all but one must be aligned. */
+template <int N> DEVFN void load(float (&v)[N], const float *from) {
+    if (N == 1) v[0] = *from;
 #pragma unroll
-    for (int i = 0; N > 1 && i < N; i += WIDTH<T>) unpack(v + i, ld128(from + i), from);
+    for (int i = 0; i + 4 <= N; i += 4) unpack(v + i, ld128(from + i), from);
+}
+template <int N> DEVFN void load(float (&v)[N], const bf16 *from) {
+    if (N == 1) v[0] = bf16_to_f32(*from);
+    if (N == 4) {
+        const uint64_t four = *(const bf16_four *)from;
+#pragma unroll
+        for (int j = 0; j < N; j++)
+            v[j] = __int_as_float((int)((uint32_t)(four >> 16 * j & 0xffff) << 16));
+    }
+#pragma unroll
+    for (int i = 0; i + 8 <= N; i += 8) unpack(v + i, ld128(from + i), from);
 }
 
-template <int N, class T> DEVFN void store(T *to, const float (&v)[N]) {
-    if (N == 1) put(to, v[0]);
+template <int N> DEVFN void store(float *to, const float (&v)[N]) {
+    if (N == 1) *to = v[0];
 #pragma unroll
-    for (int i = 0; N > 1 && i < N; i += WIDTH<T>) st128(to + i, pack(v + i, to));
+    for (int i = 0; i + 4 <= N; i += 4) st128(to + i, pack(v + i, to));
+}
+template <int N> DEVFN void store(bf16 *to, const float (&v)[N]) {
+    if (N == 1) *to = f32_to_bf16(v[0]);
+    if (N == 4)
+        *(bf16_four *)to =
+            (uint64_t)pack_bf16x2(v[N / 2], v[N - 1]) << 32 | pack_bf16x2(v[0], v[N / 4]);
+#pragma unroll
+    for (int i = 0; i + 8 <= N; i += 8) st128(to + i, pack(v + i, to));
 }
 
 /* Copies one unit of a row bit by bit, or writes zeros if `from` is NULL. */
