@@ -35,6 +35,7 @@ void tr_cuda_moe(tr_kernels *k); /* with the router */
 void tr_cuda_router(tr_kernels *k);
 void tr_cuda_attention(tr_kernels *k);
 void tr_cuda_optimizer(tr_kernels *k);
+void tr_cuda_blas(tr_kernels *k); /* gemm by cuBLAS, in the module for GPUs */
 
 #ifdef __cplusplus
 }

@@ -176,6 +176,7 @@ static void stream_destroy(tr_stream *s) {
     *link = s->next;
     tr_cuda_check(s->device, cudaStreamSynchronize(s->handle), "cudaStreamSynchronize");
     free_work(s);
+    if (s->blas_end) s->blas_end(s);
     tr_cuda_check(s->device, cudaStreamDestroy(s->handle), "cudaStreamDestroy");
     free(s);
 }
@@ -323,6 +324,9 @@ static void fill_table(tr_kernels *k) {
     tr_cuda_moe(k);
     tr_cuda_attention(k);
     tr_cuda_optimizer(k);
+#ifdef TR_CUBLAS
+    tr_cuda_blas(k);
+#endif
 }
 
 #ifdef TR_SIMT

@@ -18,7 +18,9 @@ struct tr_stream {
     /* state: work memory of calls on this stream */
     void *work;
     size_t work_bytes;
-    struct tr_stream *next; /* of the device's streams */
+    void *blas, *blas_workspace;           /* blas.c's, */
+    void (*blas_end)(struct tr_stream *s); /* which gives them back; NULL: there are none */
+    struct tr_stream *next;                /* of the device's streams */
 };
 
 /* Local. Device memory for the kernels that one call of a row enqueues on s, 256-byte aligned,
