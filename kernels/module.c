@@ -11,12 +11,13 @@
 
 typedef struct {
     const char *device, *file, *preset; /* which preset builds it */
+    const char *driver;                 /* the library without which it is of no use; nullable */
 } module;
 
 static const module modules[] = {
-    {"cuda", "libtrireme_cuda.so", "cuda"},
-    {"simt", "libtrireme_simt.so", "release"},
-    {"simt-check", "libtrireme_simt_check.so", "release"},
+    {"cuda", "libtrireme_cuda.so", "cuda", "libcuda.so.1"},
+    {"simt", "libtrireme_simt.so", "release", NULL},
+    {"simt-check", "libtrireme_simt_check.so", "release", NULL},
 };
 
 /* Beside the program, or where TRIREME_MODULE_DIR says. */
@@ -33,15 +34,25 @@ static void place_of(const module *m, char *path, size_t bytes) {
     snprintf(path, bytes, "%s/%s", directory, m->file);
 }
 
+static bool has_driver(const module *m) {
+    void *library = m->driver ? dlopen(m->driver, RTLD_NOW | RTLD_LOCAL) : NULL;
+    if (library) dlclose(library);
+    return library || !m->driver;
+}
+
 static tr_device *refuse(const module *m, const char *path) {
-    if (access(path, F_OK) != 0)
-        tr_fail(
-            TR_ERR_USAGE,
-            "run.device %s needs %s, which is not there; `cmake --preset %s && cmake --build "
-            "--preset %s` builds it beside the program, or set TRIREME_MODULE_DIR to its folder",
-            m->device, path, m->preset, m->preset);
-    else
+    if (access(path, F_OK) == 0) {
         tr_fail(TR_ERR_USAGE, "run.device %s: %s cannot be loaded: %s", m->device, path, dlerror());
+        return NULL;
+    }
+    tr_fail(TR_ERR_USAGE,
+            "run.device %s needs %s, which is not there; `cmake --preset %s && cmake --build "
+            "--preset %s` builds it with a program beside it, or set TRIREME_MODULE_DIR to its "
+            "folder",
+            m->device, path, m->preset, m->preset);
+    if (!has_driver(m))
+        tr_context(TR_ERR_USAGE, "there is no driver for %s on this machine (%s is not found)",
+                   m->device, m->driver);
     return NULL;
 }
 

@@ -118,14 +118,14 @@ static tr_status command_eval(const tr_arguments *a, tr_comm *world) {
     return status;
 }
 
-/* The checkpoint's own config, on one rank. */
+/* The checkpoint's own config, on one rank and the CPU. */
 static tr_status stored_config(const tr_arguments *a, tr_comm *world, tr_config **config_p) {
     tr_progress_state state = {0};
     TR_TRY(tr_checkpoint_state(world, a->checkpoint, &state));
-    char *sets[] = {"model.init_from=null"};
+    char *sets[] = {"model.init_from=null", "run.device=cpu", "run.collectives=mpi"};
     tr_config *stored = NULL;
     tr_status status = tr_config_parse(state.config, a->checkpoint, 0, NULL, &stored);
-    if (status == TR_OK) status = tr_config_alter(stored, true, 1, sets, config_p);
+    if (status == TR_OK) status = tr_config_alter(stored, true, 3, sets, config_p);
     tr_config_destroy(stored);
     free(state.config);
     return status;

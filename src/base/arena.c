@@ -42,19 +42,18 @@ const tr_allocator *tr_host_allocator(void) {
     return &host;
 }
 
-/* ", 5 MiB of 80 GiB are free on ...", or nothing. */
-static void explain(const tr_allocator *a, char *text, size_t bytes) {
+void tr_allocator_explain(const tr_allocator *a, char *text, size_t text_bytes) {
     *text = '\0';
     if (!a->explain) return;
     memcpy(text, ", ", 3);
-    a->explain(a->self, text + 2, bytes - 2);
+    a->explain(a->self, text + 2, text_bytes - 2);
 }
 
 void *tr_allocator_take(const tr_allocator *a, size_t bytes, const char *what) {
     char where[256];
     void *memory = a->alloc(a->self, bytes ? bytes : 1);
     if (memory) return memory;
-    explain(a, where, sizeof where);
+    tr_allocator_explain(a, where, sizeof where);
     tr_fail(TR_ERR_INTERNAL, "out of memory: %zu bytes wanted for %s%s", bytes, what, where);
     return NULL;
 }
@@ -80,7 +79,7 @@ void tr_arena_destroy(tr_arena *a) {
 
 static void out_of_memory(const tr_arena *a, size_t bytes) {
     char text[512], where[256];
-    explain(a->allocator, where, sizeof where);
+    tr_allocator_explain(a->allocator, where, sizeof where);
     snprintf(text, sizeof text,
              "out of memory: %zu more bytes wanted, %zu MiB held by this arena%s; use more ranks, "
              "a smaller micro_batch_size or parallel.recompute",

@@ -20,6 +20,8 @@ typedef struct {
 /* Local. Memory of `allocator` for `what` ("optimizer state"); NULL with a message
  * (tr_error_message) that says how much was wanted for what, and how much is left where. */
 void *tr_allocator_take(const tr_allocator *allocator, size_t bytes, const char *what);
+/* Local. ", 5 of 80 MiB are free on ...", or "" where the allocator cannot say. */
+void tr_allocator_explain(const tr_allocator *allocator, char *text, size_t text_bytes);
 void tr_allocator_give(const tr_allocator *allocator, void *memory, size_t bytes); /* NULL-safe */
 
 /* Host memory, 4 KiB aligned, huge pages advised for large blocks. */

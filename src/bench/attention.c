@@ -39,18 +39,18 @@ static tr_attention problem(tr_lab *lab, tr_dtype t, int64_t S, int64_t heads, i
 }
 
 typedef struct {
-    const tr_kernels *kernels;
+    tr_device *device;
     tr_attention attention;
 } call;
 
 static void forward(void *self) {
     const call *c = self;
-    c->kernels->attention_forward(NULL, &c->attention);
+    c->device->kernels->attention_forward(c->device->stream, &c->attention);
 }
 
 static void backward(void *self) {
     const call *c = self;
-    c->kernels->attention_backward(NULL, &c->attention);
+    c->device->kernels->attention_backward(c->device->stream, &c->attention);
 }
 
 /* Forward, GFLOP: two products of D for each pair of a query and a key it sees. Backward: five. */
@@ -69,7 +69,7 @@ static rates rows(tr_lab *lab, tr_dtype t, int64_t S, int64_t D, double peak, co
     double seconds = 0.2 * (double)lab->repeats;
     rates r;
     tr_arena_reset(lab->memory);
-    call c = {lab->device->kernels, problem(lab, t, S, heads > 0 ? heads : 1, D)};
+    call c = {lab->device, problem(lab, t, S, heads > 0 ? heads : 1, D)};
     double work = gflop(&c.attention) * lab->ranks;
     tr_row result = {.unit = "GFLOP/s", .kind = fp32 ? TR_TIMES : TR_SHARE};
     tr_row_begin(&lab->table, "attention %s forward, S %lld, D %lld", type, (long long)S,
@@ -97,7 +97,7 @@ static double bytes_at(tr_lab *lab, int64_t S) {
     lab->device->trim(lab->device); /* what earlier calls have left is not to be used unseen */
     double before = tr_resident_now();
     tr_resident_restart();
-    call c = {lab->device->kernels, problem(lab, TR_F32, S, lab->threads, 64)};
+    call c = {lab->device, problem(lab, TR_F32, S, lab->threads, 64)};
     forward(&c);
     backward(&c);
     return tr_resident_peak() - before;
@@ -114,8 +114,10 @@ static void memory_rows(tr_lab *lab) {
         else
             tr_row_begin(&lab->table, "attention memory, S %lld; base x %lld", (long long)S,
                          (long long)times);
-        if (!tr_resident_restart()) {
-            tr_row_skip(&lab->table, "this system cannot measure a new peak of memory");
+        if (!lab->device->host_memory || !tr_resident_restart()) {
+            tr_row_skip(&lab->table, lab->device->host_memory
+                                         ? "this system cannot measure a new peak of memory"
+                                         : "the device's memory is not measured");
             continue;
         }
         lab->memory = tr_arena_create(&lab->device->allocator, 1 << 20);

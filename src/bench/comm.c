@@ -13,13 +13,14 @@ static bool two(const tr_lab *lab) {
 
 typedef struct {
     tr_comm *comm;
+    tr_stream *stream;
     float *buffer;
     int64_t elems;
 } sum_job;
 
 static void sum(void *self) {
     sum_job *s = self;
-    tr_end(tr_all_reduce_begin(s->comm, NULL, TR_SUM, TR_F32, s->buffer, s->elems));
+    tr_end(tr_all_reduce_begin(s->comm, s->stream, TR_SUM, TR_F32, s->buffer, s->elems));
 }
 
 void tr_bench_sum(tr_lab *lab) {
@@ -29,13 +30,15 @@ void tr_bench_sum(tr_lab *lab) {
         tr_row_skip(&lab->table, two_ranks);
         return;
     }
-    sum_job s = {lab->world, tr_comm_alloc(lab->world, bytes), bytes / 4};
+    tr_device *device = lab->device;
+    sum_job s = {lab->world, device->stream, tr_comm_alloc_on(lab->world, device, bytes),
+                 bytes / 4};
     double seconds = tr_lab_time(lab, lab->world, 0.2 * (double)lab->repeats, sum, &s);
     tr_row_end(&lab->table, &(tr_row){.unit = "GB/s",
                                       .measured = 1e-9 * (double)bytes / seconds,
                                       .kind = TR_ALONE,
                                       .target = 14});
-    tr_comm_free_memory(lab->world, s.buffer);
+    tr_comm_free_on(lab->world, device, s.buffer, bytes);
 }
 
 /* --- attention over context ranks ---------------------------------------------------------------

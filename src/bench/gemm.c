@@ -14,13 +14,13 @@ typedef struct {
 } linear;
 
 typedef struct {
-    const tr_kernels *kernels;
+    tr_device *device;
     tr_gemm gemm;
 } product;
 
 static void run(void *self) {
     const product *p = self;
-    p->kernels->gemm(NULL, &p->gemm);
+    p->device->kernels->gemm(p->device->stream, &p->gemm);
 }
 
 /* As tr_linear, tr_linear_input and tr_linear_weight of the model call it. x [M,in], w [out,in],
@@ -80,7 +80,7 @@ static double time_layer(tr_lab *lab, pass_kind pass, tr_dtype t, const linear *
     void *y = tr_lab_random(lab, M * l->out, t);
     int64_t room = larger(larger(M * l->out, M * l->in), l->out * l->in);
     void *result = tr_lab_random(lab, room, TR_F32);
-    product p = {lab->device->kernels, product_of(pass, t, l, M, x, w, y, result)};
+    product p = {lab->device, product_of(pass, t, l, M, x, w, y, result)};
     return tr_lab_time(lab, lab->world, 0.05 * (double)lab->repeats, run, &p);
 }
 

@@ -117,10 +117,12 @@ double tr_lab_median(double *times, int64_t count) {
     return 0.5 * (times[count / 2] + times[(count - 1) / 2]);
 }
 
-static double time_once(tr_comm *comm, void (*work)(void *self), void *self) {
+/* Until the device has done it. */
+static double time_once(const tr_lab *lab, tr_comm *comm, void (*work)(void *self), void *self) {
     tr_end(tr_barrier_begin(comm));
     double begin = tr_lab_now();
     work(self);
+    lab->device->stream_wait(lab->device->stream);
     double seconds = tr_lab_now() - begin;
     tr_end(tr_all_reduce_begin(comm, NULL, TR_MAX, TR_F64, &seconds, 1));
     return seconds;
@@ -133,7 +135,7 @@ double tr_lab_time(const tr_lab *lab, tr_comm *comm, double seconds, void (*work
     int64_t count = 0;
     work(self);
     while (count < MOST && (count < lab->repeats || spent < seconds)) {
-        times[count] = time_once(comm, work, self);
+        times[count] = time_once(lab, comm, work, self);
         spent += times[count++];
     }
     return tr_lab_median(times, count);
@@ -151,16 +153,21 @@ double tr_lab_sum(const tr_lab *lab, double value) {
     return value;
 }
 
-double tr_lab_peak(tr_lab *lab, tr_dtype t) {
-    tr_row_begin(&lab->table, "peak of %s", t == TR_F32 ? "fp32 multiply-add" : "bf16 dot product");
-    tr_end(tr_barrier_begin(lab->world));
-    double peak = tr_lab_sum(lab, tr_peak_flops(t, lab->threads, 0.1 * (double)lab->repeats)) / 1e9;
-    tr_row_end(&lab->table, &(tr_row){.unit = "GFLOP/s", .measured = peak, .kind = TR_ALONE});
-    return peak;
-}
-
 const char *tr_lab_dtype(tr_dtype t) {
     return t == TR_F32 ? "fp32" : "bf16";
+}
+
+double tr_lab_peak(tr_lab *lab, tr_dtype t) {
+    const char *what = !lab->device->host_memory ? "products"
+                       : t == TR_F32             ? "multiply-add"
+                                                 : "dot product";
+    tr_row_begin(&lab->table, "peak of %s %s", tr_lab_dtype(t), what);
+    tr_end(tr_barrier_begin(lab->world));
+    double peak =
+        tr_lab_sum(lab, tr_device_peak(lab->device, t, lab->threads, 0.1 * (double)lab->repeats)) /
+        1e9;
+    tr_row_end(&lab->table, &(tr_row){.unit = "GFLOP/s", .measured = peak, .kind = TR_ALONE});
+    return peak;
 }
 
 void *tr_lab_random(tr_lab *lab, int64_t elems, tr_dtype t) {
@@ -174,10 +181,11 @@ void *tr_lab_random(tr_lab *lab, int64_t elems, tr_dtype t) {
     for (int64_t i = 0; i < elems; i++)
         values[i] = (float)tr_random_uniform(1, stream, (uint64_t)i) - 0.5f;
     float *f32 = tr_arena_alloc(lab->memory, bytes);
-    device->copy(NULL, f32, values, bytes, TR_TO_DEVICE);
+    device->copy(device->stream, f32, values, bytes, TR_TO_DEVICE);
+    device->stream_wait(device->stream);
     host->free(host->self, values, bytes + 1);
     if (t == TR_F32) return f32;
     void *out = tr_arena_alloc(lab->memory, (size_t)elems * tr_dtype_bytes(t));
-    device->kernels->cast(NULL, t, out, TR_F32, f32, elems);
+    device->kernels->cast(device->stream, t, out, TR_F32, f32, elems);
     return out;
 }

@@ -21,7 +21,7 @@ void tr_rig_open(tr_rig *rig, const tr_lab *lab, tr_comm *comm, tr_dtype t, int6
                   .registry = tr_registry_create(t),
                   .device = device,
                   .kernels = device->kernels,
-                  .stream = device->stream_create(device),
+                  .stream = device->stream,
                   .t = t,
                   .scratch = tr_arena_create(&device->allocator, CHUNK),
                   .micro_batches = 1,
@@ -34,8 +34,8 @@ void tr_rig_open(tr_rig *rig, const tr_lab *lab, tr_comm *comm, tr_dtype t, int6
     tr_heads_open(c, rig->fixed);
     c->sums.expert_load = calloc((size_t)E + 1, sizeof *c->sums.expert_load);
     tr_saved_init(c, &rig->saved, E > 0, rig->config.intermediate_size);
-    rig->valid = device->allocator.alloc(device->allocator.self, (size_t)c->N + 1);
-    if (!c->sums.expert_load || !rig->valid) abort();
+    rig->valid = tr_allocator_take(&device->allocator, (size_t)c->N, "a layer's rows");
+    if (!c->sums.expert_load || !rig->valid) tr_abort("no memory for a layer");
     uint8_t *ones = malloc((size_t)c->N + 1);
     if (!ones) abort();
     memset(ones, 1, (size_t)c->N);
@@ -52,13 +52,12 @@ void tr_rig_restart(tr_rig *rig) {
 
 void tr_rig_close(tr_rig *rig) {
     tr_env *c = &rig->env;
-    c->device->allocator.free(c->device->allocator.self, rig->valid, (size_t)c->N + 1);
+    tr_allocator_give(&c->device->allocator, rig->valid, (size_t)c->N);
     tr_registry_destroy(c->registry);
     tr_arena_destroy(c->scratch);
     tr_heads_close(c);
     tr_arena_destroy(rig->fixed);
     tr_arena_destroy(rig->kept);
-    c->device->stream_destroy(c->stream);
     tr_saved_fini(&rig->saved);
     tr_exchange_destroy(c->exchange);
     tr_grid_destroy(rig->grid);

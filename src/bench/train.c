@@ -41,6 +41,10 @@ static tr_status speed_row(tr_stepper *s, tr_dtype t, int64_t T, double target, 
  * once. */
 static void memory_row(tr_lab *lab, tr_dtype t) {
     tr_row_begin(&lab->table, "memory of the step %s", tr_lab_dtype(t));
+    if (!lab->device->host_memory) {
+        tr_row_skip(&lab->table, "the device's memory is not measured");
+        return;
+    }
     double gb = 1e-9 * tr_lab_sum(lab, tr_resident_peak() - tr_resident_duplicate());
     tr_row_end(&lab->table, &(tr_row){.unit = "GB",
                                       .measured = gb,

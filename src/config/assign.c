@@ -132,8 +132,6 @@ static tr_status assign_enum(tr_config *config, const tr_setting *row, struct fy
                              const char *where) {
     const char *text = scalar_text(node);
     int index = text ? word_index(row->names, text) : -1;
-    if (text && row->refused && !strcmp(text, row->refused))
-        return tr_refuse(where, text, "%s", row->refusal);
     if (index < 0) return refuse_type(where, node_shown(node), row, "is not among its words");
     *(unsigned *)tr_setting_field(config, row) = (unsigned)index;
     return TR_OK;

@@ -190,6 +190,9 @@ static tr_status derive(tr_config *config) {
     }
     if (m->moe_intermediate_size == 0) m->moe_intermediate_size = m->intermediate_size;
     if (m->topk_group == 0) m->topk_group = m->n_group;
+    if (!config->places[row_of("run.collectives")])
+        config->run.collectives =
+            config->run.device == TR_DEVICE_CUDA ? TR_COLLECTIVES_NCCL : TR_COLLECTIVES_MPI;
     tr_schedule_kind schedule = config->parallel.schedule;
     if (!config->places[row_of("parallel.virtual_stages")])
         config->parallel.virtual_stages = 1 + takes_virtual_stages(schedule);
@@ -372,6 +375,17 @@ static tr_status check_parallel(const tr_config *config) {
     return TR_OK;
 }
 
+static tr_status check_collectives(const tr_config *config) {
+    if (config->run.collectives == TR_COLLECTIVES_NCCL && config->run.device != TR_DEVICE_CUDA) {
+        char *device = tr_config_value(config, "run.device");
+        tr_status status = refuse(config, "run.collectives",
+                                  "is between GPUs, and run.device is %s; use mpi", device);
+        free(device);
+        return status;
+    }
+    return TR_OK;
+}
+
 static tr_status check_training(const tr_config *config) {
     const char *name = config->run.name;
     if (tr_utf8_fault(name, strlen(name)) >= 0)
@@ -412,6 +426,7 @@ tr_status tr_config_complete(tr_config *config) {
     TR_TRY(check_attention(config));
     TR_TRY(check_experts(config));
     TR_TRY(check_parallel(config));
+    TR_TRY(check_collectives(config));
     return check_training(config);
 }
 

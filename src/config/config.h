@@ -23,7 +23,8 @@ typedef struct {
     int64_t count;
 } tr_int_list;
 
-typedef enum { TR_DEVICE_CPU } tr_device_kind;
+typedef enum { TR_DEVICE_CPU, TR_DEVICE_CUDA, TR_DEVICE_SIMT, TR_DEVICE_SIMT_CHECK } tr_device_kind;
+typedef enum { TR_COLLECTIVES_NCCL, TR_COLLECTIVES_MPI } tr_collectives;
 typedef enum {
     TR_SCHEDULE_1F1B,
     TR_SCHEDULE_GPIPE,
@@ -66,6 +67,7 @@ typedef struct {
         char *name, *directory;
         int64_t seed;
         tr_device_kind device;
+        tr_collectives collectives;
         tr_dtype dtype;
         int64_t threads;   /* 0: OMP_NUM_THREADS, or cores / ranks of the node */
         double peak_flops; /* a rank's, for MFU; 0: measured */

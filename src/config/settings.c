@@ -27,9 +27,13 @@ const tr_setting tr_settings[] = {
          "from the checkpoints it finds under its name; one job at a time writes there."},
     {KEY(run, seed), TR_KIND_INT, .fallback = "1234", AT_LEAST(0), .identity = true,
      .help = "Decides the initial weights and the order of the data, on every grid alike."},
-    {KEY(run, device), TR_KIND_ENUM, .fallback = "cpu", .names = "cpu", .refused = "cuda",
-     .refusal = "needs CUDA, and this build has no CUDA; use cpu",
-     .help = "Where the model lives and computes."},
+    {KEY(run, device), TR_KIND_ENUM, .fallback = "cpu", .names = "cpu|cuda|simt|simt-check",
+     .help = "Where the model lives and computes. simt runs the kernels of cuda without a GPU, "
+             "slowly; simt-check also checks each of their accesses."},
+    {KEY(run, collectives), TR_KIND_ENUM, .derived = "nccl with run.device cuda, mpi otherwise",
+     .names = "nccl|mpi",
+     .help = "What carries data between ranks whose device is cuda: NCCL, with a GPU a rank, or "
+             "MPI through host memory. Other devices use mpi."},
     {KEY(run, dtype), TR_KIND_ENUM, .fallback = "float32", .names = "float32|bfloat16",
      .help =
          "Type of weights and activations in computation. Gradients, master weights and moments "
@@ -41,7 +45,7 @@ const tr_setting tr_settings[] = {
          "Threads a rank; 0: OMP_NUM_THREADS, or the cores this node allows divided by its ranks."},
     {KEY(run, peak_flops), TR_KIND_REAL, .fallback = "0", AT_LEAST(0),
      .help = "A rank's peak in floating-point operations a second, the base of mfu; 0: measured at "
-             "the start."},
+             "the start (of a GPU its own products; the card's data sheet says more)."},
 
     {KEY(model, from), TR_KIND_STRING, .nullable = true,
      .help = "A Hugging Face config.json whose keys are taken where this section gives none."},

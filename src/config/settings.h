@@ -33,8 +33,8 @@ typedef struct {
     bool nullable; /* null stands for the default */
     bool identity; /* a change forbids a resume */
     tr_range range;
-    const char *names;             /* "one|two": an enum's words */
-    const char *refused, *refusal; /* a known word that this build lacks, and what to do */
+    const char *names;   /* "one|two": an enum's words */
+    const char *refusal; /* TR_KIND_NULL: why nothing else is taken, and what to do */
     const char *help;
 } tr_setting;
 

@@ -99,6 +99,7 @@ typedef struct tr_memory {
 typedef struct {
     tr_request *first, *last; /* in flight, in the order they were begun */
     bool map_warned;
+    int local; /* this process among the world's on its node */
 } tr_runtime;
 
 struct tr_comm {

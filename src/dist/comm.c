@@ -82,6 +82,7 @@ tr_comm *tr_comm_start(int *argc, char ***argv) {
     TR_MPI(MPI_Comm_dup(MPI_COMM_WORLD, &mpi));
     tr_comm *world = wrap(mpi, runtime);
     world->is_world = true;
+    runtime->local = world->local;
     return world;
 }
 
@@ -132,6 +133,9 @@ int tr_comm_node_size(const tr_comm *comm) {
 }
 int tr_comm_node_of(const tr_comm *comm, int rank) {
     return comm->node_of[rank];
+}
+int tr_comm_local_rank(const tr_comm *comm) {
+    return comm->runtime->local;
 }
 tr_sent tr_comm_sent(const tr_comm *comm) {
     return comm->sent;

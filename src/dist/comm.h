@@ -21,7 +21,8 @@
 #include "base/dtype.h"
 #include "base/status.h"
 
-typedef struct tr_stream tr_stream;   /* kernels/device.h */
+typedef struct tr_stream tr_stream;   /* base/device.h */
+typedef struct tr_device tr_device;   /* base/device.h */
 typedef struct tr_comm tr_comm;       /* the ranks of one group */
 typedef struct tr_request tr_request; /* an operation that has begun */
 typedef enum { TR_SUM, TR_MAX, TR_MIN } tr_op;
@@ -41,11 +42,16 @@ int tr_comm_rank(const tr_comm *comm);
 int tr_comm_size(const tr_comm *comm);
 int tr_comm_node_size(const tr_comm *comm);         /* how many of its ranks are on this node */
 int tr_comm_node_of(const tr_comm *comm, int rank); /* number of a node, among those of comm */
+int tr_comm_local_rank(const tr_comm *comm);        /* this process among the world's on its node */
 void *tr_comm_mpi(tr_comm *comm); /* its MPI_Comm, for HDF5: *(MPI_Comm *)result */
 
 /* Collective on comm. Zeroed memory, 4 KiB aligned, shared inside the node where possible. */
 void *tr_comm_alloc(tr_comm *comm, int64_t bytes);
 void tr_comm_free_memory(tr_comm *comm, void *memory); /* Collective. NULL-safe. */
+/* Collective on comm. The same where collectives on it are given a stream of the device: memory of
+ * tr_comm_alloc if the device's is the host's, else the device's. */
+void *tr_comm_alloc_on(tr_comm *comm, tr_device *device, int64_t bytes);
+void tr_comm_free_on(tr_comm *comm, tr_device *device, void *memory, int64_t bytes); /* NULL-safe */
 int64_t tr_comm_memory_bytes(int64_t bytes);     /* Local. What tr_comm_alloc takes for so many. */
 int64_t tr_comm_held_bytes(const tr_comm *comm); /* Local. What it has taken and not given back. */
 

@@ -66,10 +66,11 @@ static int agent(const layout *l, int a, int b) {
 }
 
 static void *to_device(tr_device *device, const int32_t *table, int64_t n) {
-    int32_t *copy = device->allocator.alloc(device->allocator.self, (size_t)n * sizeof *copy + 1);
-    if (!copy) tr_abort("no device memory for the places of %lld experts", (long long)n);
-    device->copy(NULL, copy, table, (size_t)n * sizeof *copy, TR_TO_DEVICE);
-    device->stream_wait(NULL);
+    size_t bytes = (size_t)n * sizeof *table;
+    void *copy = tr_allocator_take(&device->allocator, bytes, "the places of experts");
+    if (!copy) tr_abort("%s", tr_error_message());
+    device->copy(device->stream, copy, table, bytes, TR_TO_DEVICE);
+    device->stream_wait(device->stream);
     return copy;
 }
 
@@ -148,13 +149,13 @@ tr_exchange *tr_exchange_create(const tr_grid *grid, tr_device *device, int64_t 
 
 void tr_exchange_destroy(tr_exchange *x) {
     if (!x) return;
-    tr_allocator *a = &x->device->allocator;
-    size_t bytes = (size_t)x->experts * sizeof(int32_t) + 1;
+    const tr_allocator *a = &x->device->allocator;
+    size_t bytes = (size_t)x->experts * sizeof(int32_t);
     for (int i = 0; i < x->hops; i++) {
-        a->free(a->self, x->hop[i].place, bytes);
+        tr_allocator_give(a, x->hop[i].place, bytes);
         free(x->hop[i].to); /* and from */
     }
-    a->free(a->self, x->own_place, bytes);
+    tr_allocator_give(a, x->own_place, bytes);
     tr_comm_free(x->node);
     free(x);
 }

@@ -67,9 +67,10 @@ static void retire(tr_registry *r, tr_stretch *t) {
         float *sum = tr_stretch_gradient(r, t, b);
         const float *part = from + tr_stretch_piece(r, t, b);
         if (t->reduced)
-            r->device->kernels->add(NULL, TR_F32, sum, TR_F32, part, t->part);
+            r->device->kernels->add(r->device->stream, TR_F32, sum, TR_F32, part, t->part);
         else
-            r->device->copy(NULL, sum, part, (size_t)t->part * sizeof *sum, TR_ON_DEVICE);
+            r->device->copy(r->device->stream, sum, part, (size_t)t->part * sizeof *sum,
+                            TR_ON_DEVICE);
     }
     t->reduced = true;
     tr_berths_empty(&s->grad_berths, t->grad_berth);
@@ -86,11 +87,11 @@ static void clear_gaps(const tr_registry *r, const tr_stretch *t) {
         const tr_param *p = &r->params[i];
         if (p->stretch != t - r->stretches) continue;
         int64_t first = p->offset - t->offset;
-        r->device->zero(NULL, grads + at, (size_t)(first - at) * sizeof *grads);
+        r->device->zero(r->device->stream, grads + at, (size_t)(first - at) * sizeof *grads);
         at = first + p->elems_loc;
     }
     int64_t end = t->buckets * t->bucket_elems;
-    r->device->zero(NULL, grads + at, (size_t)(end - at) * sizeof *grads);
+    r->device->zero(r->device->stream, grads + at, (size_t)(end - at) * sizeof *grads);
 }
 
 /* The stretch has a berth that nothing is being sent from. */
@@ -154,26 +155,27 @@ void tr_gradients_made(tr_registry *r, tr_stream *stream, int64_t unit) {
 /* What has not begun to be reduced does so, and nothing is in a berth. */
 static void finish(tr_registry *r, tr_stretch *t) {
     if (r->space[t->space].zero < 2) {
-        if (!t->reduced) reduce_begin(r, NULL, t);
+        if (!t->reduced) reduce_begin(r, r->device->stream, t);
         return;
     }
     if (t->grad_berth < 0 && !t->reduced) hold(r, t);
     if (t->grad_berth < 0) return;
-    if (!r->space[t->space].grad_berths.berth[t->grad_berth].moving) send_off(r, NULL, t);
+    if (!r->space[t->space].grad_berths.berth[t->grad_berth].moving)
+        send_off(r, r->device->stream, t);
     if (t->grad_berth >= 0) retire(r, t);
 }
 
 /* The embedding's two copies, on the first and the last stage, share one gradient. */
 static void add_copies(const tr_registry *r, const tr_grid *grid, const tr_stretch *t) {
     for (int64_t b = 0; b < t->buckets; b++)
-        tr_end(tr_all_reduce_begin(grid->comm[TR_GROUP_EMBEDDING], NULL, TR_SUM, TR_F32,
-                                   tr_stretch_gradient(r, t, b), t->part));
+        tr_end(tr_all_reduce_begin(grid->comm[TR_GROUP_EMBEDDING], r->device->stream, TR_SUM,
+                                   TR_F32, tr_stretch_gradient(r, t, b), t->part));
 }
 
 void tr_gradients_reduce(tr_registry *r, const tr_grid *grid, double *sum_squares_p) {
     tr_device *device = r->device;
     double squares[r->nstretches + 1], sum = 0;
-    device->zero(NULL, r->squares, (size_t)r->nstretches * sizeof *r->squares);
+    device->zero(device->stream, r->squares, (size_t)r->nstretches * sizeof *r->squares);
     for (int64_t i = r->nstretches; i-- > 0;) finish(r, &r->stretches[i]);
     for (int64_t i = r->nstretches; i-- > 0;) { /* the order in which a backward begins them */
         const tr_stretch *t = &r->stretches[i];
@@ -181,10 +183,12 @@ void tr_gradients_reduce(tr_registry *r, const tr_grid *grid, double *sum_square
         if (t->space == TR_SPACE_TIED) add_copies(r, grid, t);
         if (t->space == TR_SPACE_TIED && !tr_grid_first_stage(grid)) continue; /* counted there */
         for (int64_t b = 0; b < t->buckets; b++)
-            device->kernels->sum_squares(NULL, r->squares + i, tr_stretch_gradient(r, t, b),
-                                         t->part);
+            device->kernels->sum_squares(device->stream, r->squares + i,
+                                         tr_stretch_gradient(r, t, b), t->part);
     }
-    device->copy(NULL, squares, r->squares, (size_t)r->nstretches * sizeof *squares, TR_TO_HOST);
+    device->copy(device->stream, squares, r->squares, (size_t)r->nstretches * sizeof *squares,
+                 TR_TO_HOST);
+    device->stream_wait(device->stream);
     for (int64_t i = 0; i < r->nstretches; i++) sum += squares[i];
     *sum_squares_p = sum;
 }

@@ -107,7 +107,7 @@ tr_model *tr_model_create(const tr_config *config, const tr_grid *grid, tr_devic
                   .t = config->run.dtype,
                   .recompute = config->parallel.recompute};
     c->registry = tr_registry_create(c->t);
-    c->stream = device->stream_create(device);
+    c->stream = device->stream;
     tr_comm *world = grid->comm[TR_GROUP_WORLD];
     if (device->stream_drive && tr_comm_size(world) > 1)
         device->stream_drive(c->stream, poll, world);
@@ -151,7 +151,7 @@ void tr_model_destroy(tr_model *model) {
     tr_arena_destroy(model->back_scratch);
     tr_exchange_destroy(c->exchange);
     tr_registry_destroy(c->registry);
-    c->device->stream_destroy(c->stream);
+    if (c->device->stream_drive) c->device->stream_drive(c->stream, NULL, NULL);
     free(c->sums.expert_load);
     for (int64_t i = 0; i < model->stages.chunks; i++) free(model->chunks[i].blocks);
     free(model->chunks);
@@ -276,6 +276,9 @@ void tr_model_watch_routing(tr_model *model, tr_watch_routing watch, void *self)
     model->env.watch_self = self;
 }
 
+tr_stream *tr_model_stream(const tr_model *model) {
+    return model->env.stream;
+}
 void *tr_model_input(tr_model *model, int64_t slot) {
     return model->slots[slot].input;
 }

@@ -78,6 +78,8 @@ void tr_model_all_forwards_done(tr_model *model);
 /* Local. From now on `watch` sees the routing of training forwards; NULL ends it. Costs copies. */
 void tr_model_watch_routing(tr_model *model, tr_watch_routing watch, void *self);
 
+/* The stream that all work goes to. */
+tr_stream *tr_model_stream(const tr_model *model);
 /* Device buffers [N_loc, H] that cross stages: this tensor rank's rows. */
 void *tr_model_input(tr_model *model, int64_t slot);
 void *tr_model_output(tr_model *model, int64_t slot);

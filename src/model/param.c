@@ -22,20 +22,29 @@ static size_t squares_bytes(const tr_registry *r) {
     return (size_t)(r->nstretches + 1) * sizeof *r->squares;
 }
 
-static void free_floats(const tr_registry *r, float *array, int64_t elems) {
-    if (array)
-        r->device->allocator.free(r->device->allocator.self, array, (size_t)elems * sizeof(float));
+static int64_t weight_bytes(const tr_registry *r, const tr_space *s) {
+    int64_t elems = s->zero >= 3 ? s->weight_berths.elems : s->elems;
+    return elems * (int64_t)tr_dtype_bytes(r->t);
+}
+static int64_t grad_bytes(const tr_space *s) {
+    int64_t elems = s->zero >= 2 ? s->grad_berths.elems : s->elems;
+    return elems * (int64_t)sizeof(float);
+}
+static size_t shard_bytes(const tr_space *s) {
+    return (size_t)s->shard_elems * sizeof(float);
 }
 
 static void space_free(tr_registry *r, tr_space *s) {
+    if (r->device) {
+        tr_comm_free_on(s->comm, r->device, s->weights, weight_bytes(r, s));
+        tr_comm_free_on(s->comm, r->device, s->grads, grad_bytes(s));
+        float *shards[] = {s->sums, s->master, s->m, s->v};
+        for (int i = 0; i < 4; i++)
+            tr_allocator_give(&r->device->allocator, shards[i], shard_bytes(s));
+    }
     free(s->segments);
     tr_berths_free(&s->weight_berths);
     tr_berths_free(&s->grad_berths);
-    if (!r->device) return;
-    tr_comm_free_memory(s->comm, s->weights);
-    tr_comm_free_memory(s->comm, s->grads);
-    float *shards[] = {s->sums, s->master, s->m, s->v};
-    for (int i = 0; i < 4; i++) free_floats(r, shards[i], s->shard_elems);
 }
 
 void tr_registry_destroy(tr_registry *r) {
@@ -43,8 +52,7 @@ void tr_registry_destroy(tr_registry *r) {
     tr_units_settle(r);
     for (int i = 0; i < TR_SPACES; i++) space_free(r, &r->space[i]);
     for (int64_t i = 0; i < r->nstretches; i++) free(r->stretches[i].gathering); /* and reducing */
-    if (r->squares)
-        r->device->allocator.free(r->device->allocator.self, r->squares, squares_bytes(r));
+    if (r->device) tr_allocator_give(&r->device->allocator, r->squares, squares_bytes(r));
     free(r->stretches);
     free(r->units);
     free(r->params);
@@ -216,12 +224,6 @@ static void plan_berths(const tr_registry *r, tr_space *s) {
 /* --- storage -----------------------------------------------------------------------------------
  */
 
-static int64_t weight_elems(const tr_space *s) {
-    return s->zero >= 3 ? s->weight_berths.elems : s->elems;
-}
-static int64_t grad_elems(const tr_space *s) {
-    return s->zero >= 2 ? s->grad_berths.elems : s->elems;
-}
 static bool has_masters(const tr_registry *r, const tr_space *s) {
     return r->t != TR_F32 || s->zero >= 3;
 }
@@ -235,28 +237,29 @@ static tr_status check_room(const tr_registry *r, const tr_grid *grid) {
         a->free(a->self, probe, bytes);
         return TR_OK;
     }
-    char zero[64] = "";
+    char zero[64] = "", where[256];
+    tr_allocator_explain(a, where, sizeof where);
     if (r->options.zero < 3)
         snprintf(zero, sizeof zero, "parallel.zero 3 (now %d), ", r->options.zero);
     return tr_fail(TR_ERR_INTERNAL,
                    "out of memory: rank %d of %d asks for %.1f MiB for weights, gradients and "
-                   "optimizer states; use %smore ranks (parallel.pipeline, tensor or expert), or "
+                   "optimizer states%s; use %smore ranks (parallel.pipeline, tensor or expert), or "
                    "fewer or narrower layers",
                    tr_comm_rank(grid->comm[TR_GROUP_WORLD]), grid->at.world, (double)bytes / 0x1p20,
-                   zero);
+                   where, zero);
 }
 
 static float *shard_array(tr_registry *r, const tr_space *s) {
-    size_t bytes = (size_t)s->shard_elems * sizeof(float);
-    float *array = r->device->allocator.alloc(r->device->allocator.self, bytes);
-    if (!array) tr_abort("out of memory: %zu bytes of gradients or optimizer state", bytes);
-    r->device->zero(NULL, array, bytes);
+    size_t bytes = shard_bytes(s);
+    float *array = tr_allocator_take(&r->device->allocator, bytes, "gradients or optimizer state");
+    if (!array) tr_abort("%s", tr_error_message());
+    r->device->zero(r->device->stream, array, bytes);
     return array;
 }
 
 static void allocate(tr_registry *r, tr_space *s) {
-    s->weights = tr_comm_alloc(s->comm, weight_elems(s) * (int64_t)tr_dtype_bytes(r->t));
-    s->grads = tr_comm_alloc(s->comm, grad_elems(s) * (int64_t)sizeof(float));
+    s->weights = tr_comm_alloc_on(s->comm, r->device, weight_bytes(r, s));
+    s->grads = tr_comm_alloc_on(s->comm, r->device, grad_bytes(s));
     s->m = shard_array(r, s);
     s->v = shard_array(r, s);
     if (s->zero >= 2) s->sums = shard_array(r, s);
@@ -293,8 +296,8 @@ tr_status tr_registry_seal(tr_registry *r, const tr_grid *grid, const tr_registr
     for (int i = 0; i < TR_SPACES; i++)
         if (r->space[i].elems > 0) allocate(r, &r->space[i]);
     for (int64_t i = 0; i < r->count; i++) point(r, &r->params[i]);
-    r->squares = device->allocator.alloc(device->allocator.self, squares_bytes(r));
-    if (!r->squares) abort();
+    r->squares = tr_allocator_take(&device->allocator, squares_bytes(r), "norms of gradients");
+    if (!r->squares) tr_abort("%s", tr_error_message());
     return TR_OK;
 }
 
@@ -314,10 +317,9 @@ float *tr_stretch_gradient(const tr_registry *r, const tr_stretch *t, int64_t b)
     return s->grads + t->offset + tr_stretch_piece(r, t, b);
 }
 
-static void init_segment(const tr_registry *r, const tr_segment *g, uint64_t seed) {
+/* The first values of a segment, in host memory. */
+static void draw_segment(float *w, const tr_segment *g, uint64_t seed) {
     const tr_param_decl *d = &g->param->decl;
-    float *w = tr_segment_master(r, g);
-    tr_watch_progress();
     uint64_t stream = tr_stream_of_name(d->name);
 #pragma omp parallel for schedule(static)
     for (int64_t i = 0; i < g->count; i++) {
@@ -326,6 +328,23 @@ static void init_segment(const tr_registry *r, const tr_segment *g, uint64_t see
                    ? 1.0f
                    : d->init_std * tr_random_normal(seed, stream, (uint64_t)place);
     }
+}
+
+static void init_segment(const tr_registry *r, const tr_segment *g, uint64_t seed) {
+    tr_device *device = r->device;
+    float *master = tr_segment_master(r, g);
+    tr_watch_progress();
+    if (device->host_memory) {
+        draw_segment(master, g, seed);
+        return;
+    }
+    size_t bytes = (size_t)g->count * sizeof *master;
+    float *drawn = tr_allocator_take(tr_host_allocator(), bytes, "initial weights");
+    if (!drawn) tr_abort("%s", tr_error_message());
+    draw_segment(drawn, g, seed);
+    device->copy(device->stream, master, drawn, bytes, TR_TO_DEVICE);
+    device->stream_wait(device->stream);
+    tr_allocator_give(tr_host_allocator(), drawn, bytes);
 }
 
 void tr_registry_init(tr_registry *r, uint64_t seed) {
@@ -346,9 +365,8 @@ int64_t tr_registry_bytes(const tr_registry *r) {
         const tr_space *s = &r->space[i];
         if (s->elems == 0) continue;
         int64_t shards = 2 + (s->zero >= 2) + has_masters(r, s);
-        bytes += tr_comm_memory_bytes(weight_elems(s) * (int64_t)tr_dtype_bytes(r->t)) +
-                 tr_comm_memory_bytes(grad_elems(s) * (int64_t)sizeof(float)) +
-                 shards * s->shard_elems * (int64_t)sizeof(float);
+        bytes += tr_comm_memory_bytes(weight_bytes(r, s)) + tr_comm_memory_bytes(grad_bytes(s)) +
+                 shards * (int64_t)shard_bytes(s);
     }
     return bytes;
 }

@@ -31,21 +31,23 @@ void tr_env_shape(tr_env *c, int64_t B, int64_t S) {
     c->Akv = c->Hkv > heads ? c->Hkv / heads : 1;
 }
 
+static int64_t buffer_bytes(const tr_env *c, tr_dtype t) {
+    return c->N * c->config->hidden_size * (int64_t)tr_dtype_bytes(t);
+}
+
 int64_t tr_tensor_bytes(const tr_env *c) {
-    if (alone(c)) return 0;
-    return c->N * c->config->hidden_size * (int64_t)(tr_dtype_bytes(c->t) + sizeof(float));
+    return alone(c) ? 0 : buffer_bytes(c, c->t) + buffer_bytes(c, TR_F32);
 }
 
 void tr_tensor_open(tr_env *c) {
     if (alone(c)) return;
-    int64_t elems = c->N * c->config->hidden_size;
-    c->tensor.rows = tr_comm_alloc(group(c), elems * (int64_t)tr_dtype_bytes(c->t));
-    c->tensor.partial = tr_comm_alloc(group(c), elems * (int64_t)sizeof(float));
+    c->tensor.rows = tr_comm_alloc_on(group(c), c->device, buffer_bytes(c, c->t));
+    c->tensor.partial = tr_comm_alloc_on(group(c), c->device, buffer_bytes(c, TR_F32));
 }
 
 void tr_tensor_close(tr_env *c) {
-    tr_comm_free_memory(group(c), c->tensor.rows);
-    tr_comm_free_memory(group(c), c->tensor.partial);
+    tr_comm_free_on(group(c), c->device, c->tensor.rows, buffer_bytes(c, c->t));
+    tr_comm_free_on(group(c), c->device, c->tensor.partial, buffer_bytes(c, TR_F32));
     c->tensor = (tr_tensor_buffers){0};
 }
 

@@ -14,7 +14,8 @@ static char *weights_of(const tr_registry *r, const tr_stretch *t) {
 
 static void gather_begin(const tr_registry *r, const tr_stretch *t, int64_t b) {
     char *bucket = weights_of(r, t) + weight_bytes(r, b * t->bucket_elems);
-    t->gathering[b] = tr_all_gather_begin(r->space[t->space].comm, NULL, r->t, bucket, t->part);
+    t->gathering[b] =
+        tr_all_gather_begin(r->space[t->space].comm, r->device->stream, r->t, bucket, t->part);
     if (r->options.overlap) return;
     tr_end(t->gathering[b]);
     t->gathering[b] = NULL;
@@ -39,9 +40,9 @@ static void cast_master(const tr_registry *r, const tr_stretch *t, int64_t b) {
     char *to = weights_of(r, t) + weight_bytes(r, tr_stretch_piece(r, t, b));
     const float *from = s->master + t->shard + b * t->part;
     if (r->t == TR_F32)
-        r->device->copy(NULL, to, from, weight_bytes(r, t->part), TR_ON_DEVICE);
+        r->device->copy(r->device->stream, to, from, weight_bytes(r, t->part), TR_ON_DEVICE);
     else
-        r->device->kernels->cast(NULL, r->t, to, TR_F32, from, t->part);
+        r->device->kernels->cast(r->device->stream, r->t, to, TR_F32, from, t->part);
 }
 
 /* --- berths: stage 3 ----------------------------------------------------------------------------

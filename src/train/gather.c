@@ -141,13 +141,15 @@ static float *memory_of(const tr_gather *g, int64_t k, tr_gather_kind kind) {
 }
 
 static void read_own(tr_gather *g, int64_t parameter, tr_gather_kind kind) {
+    tr_device *device = g->registry->device;
     float *to = g->message;
     for (int64_t k = g->mine.start[parameter]; k < g->mine.start[parameter + 1]; k++) {
         int64_t count = g->mine.runs[k].count;
-        g->registry->device->copy(NULL, to, memory_of(g, k, kind), (size_t)count * sizeof *to,
-                                  TR_TO_HOST);
+        device->copy(device->stream, to, memory_of(g, k, kind), (size_t)count * sizeof *to,
+                     TR_TO_HOST);
         to += count;
     }
+    device->stream_wait(device->stream);
 }
 
 /* The message of one rank on its way into the whole parameter. */
@@ -220,11 +222,13 @@ tr_status tr_gather_parameter(tr_gather *g, int64_t parameter, tr_gather_kind ki
 }
 
 void tr_gather_put(tr_gather *g, int64_t parameter, tr_gather_kind kind, const float *whole) {
+    tr_device *device = g->registry->device;
     for (int64_t k = g->mine.start[parameter]; k < g->mine.start[parameter + 1]; k++) {
         const run *r = &g->mine.runs[k];
-        g->registry->device->copy(NULL, memory_of(g, k, kind), whole + r->first,
-                                  (size_t)r->count * sizeof *whole, TR_TO_DEVICE);
+        device->copy(device->stream, memory_of(g, k, kind), whole + r->first,
+                     (size_t)r->count * sizeof *whole, TR_TO_DEVICE);
     }
+    device->stream_wait(device->stream);
 }
 
 float *tr_gather_first(tr_gather *g, int64_t parameter, int64_t *count_p) {

@@ -5,6 +5,8 @@
 #include "base/log.h"
 #include "dist/watch.h"
 #include "model/unit.h"
+#include "train/inventory.h"
+#include "train/place.h"
 
 #include <math.h>
 #include <omp.h>
@@ -86,8 +88,7 @@ tr_status tr_job_create(const tr_config *config, tr_comm *world, bool plan_only,
     char place[128];
     tr_job_place(job, place, sizeof place);
     tr_watch_place(place);
-    job->device = tr_device_cpu(NULL);
-    tr_status status = tr_agree(world, job->device ? TR_OK : tr_error_status());
+    tr_status status = tr_place_open(config, world, &job->device);
     if (status != TR_OK) {
         tr_job_destroy(job);
         return status;
@@ -180,55 +181,17 @@ void tr_job_checkpoint_directory(const tr_config *c, char *out, size_t bytes) {
 /* --- checkpoints ---------------------------------------------------------------------------------
  */
 
-/* The model's tensors, and this rank's runs of them; tied copies are left to the first stage. */
-typedef struct {
-    tr_tensor_info *tensors;
-    tr_piece *pieces;
-    int64_t ntensors, npieces;
-} inventory;
-
-static inventory take_inventory(const tr_registry *r, bool moments) {
-    inventory v = {.ntensors = r->count};
-    int64_t most = 0;
-    for (int i = 0; i < TR_SPACES; i++) most += r->space[i].nsegments;
-    v.tensors = calloc((size_t)r->count + 1, sizeof *v.tensors);
-    v.pieces = calloc((size_t)most + 1, sizeof *v.pieces);
-    if (!v.tensors || !v.pieces) abort();
-    for (int64_t i = 0; i < r->count; i++) {
-        const tr_param_decl *d = &r->params[i].decl;
-        v.tensors[i] = (tr_tensor_info){.name = d->name, .ndim = d->ndim};
-        memcpy(v.tensors[i].shape, d->shape, sizeof d->shape);
-    }
-    for (int i = 0; i < TR_SPACES; i++)
-        for (int64_t k = 0; k < r->space[i].nsegments; k++) {
-            const tr_segment *g = &r->space[i].segments[k];
-            if (!g->param->primary) continue;
-            v.pieces[v.npieces++] = (tr_piece){.tensor = g->param - r->params,
-                                               .box = g->param->box,
-                                               .first = g->first,
-                                               .count = g->count,
-                                               .master = tr_segment_master(r, g),
-                                               .m = moments ? r->space[i].m + g->shard : NULL,
-                                               .v = moments ? r->space[i].v + g->shard : NULL};
-        }
-    return v;
-}
-
-static void inventory_free(inventory *v) {
-    free(v->tensors);
-    free(v->pieces);
-}
-
 tr_status tr_job_save(tr_job *job) {
     char directory[4096];
     tr_job_checkpoint_directory(job->config, directory, sizeof directory);
     tr_units_settle(tr_model_registry(job->model));
-    inventory v = take_inventory(tr_model_registry(job->model), true);
+    tr_inventory v = tr_inventory_take(tr_model_registry(job->model), true);
+    tr_inventory_download(&v);
     tr_progress_state state = job->at;
     state.config = job->config_text;
     tr_status status = tr_checkpoint_save(job->world, directory, job->config->checkpoint.keep,
                                           &state, v.ntensors, v.tensors, v.npieces, v.pieces);
-    inventory_free(&v);
+    tr_inventory_free(&v);
     return status;
 }
 
@@ -241,19 +204,21 @@ static void copy_tied(tr_job *job) {
         const tr_segment *g = &s->segments[k];
         float *arrays[] = {tr_segment_master(r, g), s->m + g->shard, s->v + g->shard};
         for (int i = 0; i < 3; i++)
-            tr_end(tr_broadcast_begin(pair, NULL, 0, arrays[i], g->count * (int64_t)sizeof(float)));
+            tr_end(tr_broadcast_begin(pair, r->device->stream, 0, arrays[i],
+                                      g->count * (int64_t)sizeof(float)));
     }
 }
 
 tr_status tr_job_load(tr_job *job, const char *path, bool moments) {
     tr_units_settle(tr_model_registry(job->model));
-    inventory v = take_inventory(tr_model_registry(job->model), moments);
+    tr_inventory v = tr_inventory_take(tr_model_registry(job->model), moments);
     tr_progress_state state = {0};
     tr_status status = tr_checkpoint_state(job->world, path, &state);
     if (status == TR_OK)
         status = tr_checkpoint_load(job->world, path, moments, v.ntensors, v.tensors, v.npieces,
                                     v.pieces);
-    inventory_free(&v);
+    if (status == TR_OK) tr_inventory_upload(&v);
+    tr_inventory_free(&v);
     if (status != TR_OK) {
         free(state.config);
         return status;

@@ -9,8 +9,9 @@ static void update_segment(tr_registry *r, const tr_segment *g, tr_adamw h) {
     bool writes = s->master && s->zero < 3; /* else weights are the masters, or made from them */
     void *compute = writes ? (char *)s->weights + (size_t)g->offset * size : NULL;
     if (!g->param->decl.decay) h.weight_decay = 0;
-    r->device->kernels->adamw(NULL, &h, tr_segment_master(r, g), compute, r->t, s->m + g->shard,
-                              s->v + g->shard, tr_segment_gradient(r, g), g->count);
+    r->device->kernels->adamw(r->device->stream, &h, tr_segment_master(r, g), compute, r->t,
+                              s->m + g->shard, s->v + g->shard, tr_segment_gradient(r, g),
+                              g->count);
 }
 
 /* In the order in which the next forward needs them. */

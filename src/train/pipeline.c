@@ -91,8 +91,8 @@ static void receive_begin(tr_pipeline *p, const tr_action *a) {
     bool forward = a->kind == TR_RECV_FORWARD;
     if (!forward) end(&p->sending_gradient[slot]); /* the same buffer, an earlier micro-batch's */
     void *buffer = forward ? tr_model_input(p->model, slot) : tr_model_gradient(p->model, slot);
-    p->receiving[slot] = tr_recv_begin(p->comm, NULL, a->peer, tag_of(p, a), buffer,
-                                       tr_model_boundary_bytes(p->model));
+    p->receiving[slot] = tr_recv_begin(p->comm, tr_model_stream(p->model), a->peer, tag_of(p, a),
+                                       buffer, tr_model_boundary_bytes(p->model));
 }
 
 static void receive(tr_pipeline *p, const tr_action *a) {
@@ -113,8 +113,8 @@ static void send(tr_pipeline *p, const tr_action *a) {
     void *buffer = forward ? tr_model_output(p->model, slot) : tr_model_gradient(p->model, slot);
     if (!local(p, a)) {
         tr_request **request = forward ? p->sending_output : p->sending_gradient;
-        request[slot] = tr_send_begin(p->comm, NULL, a->peer, tag_of(p, a), buffer,
-                                      tr_model_boundary_bytes(p->model));
+        request[slot] = tr_send_begin(p->comm, tr_model_stream(p->model), a->peer, tag_of(p, a),
+                                      buffer, tr_model_boundary_bytes(p->model));
     } else if (!forward) {
         end(&p->sending_gradient[to]);
         tr_model_hand_over(p->model, buffer, tr_model_gradient(p->model, to));

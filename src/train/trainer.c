@@ -69,7 +69,7 @@ static tr_status open_files(loop *l) {
 static double measure_peak(tr_job *job) {
     job->peak_flops = job->config->run.peak_flops;
     if (job->peak_flops == 0)
-        job->peak_flops = tr_peak_flops(job->config->run.dtype, job->threads, 0.2);
+        job->peak_flops = tr_device_peak(job->device, job->config->run.dtype, job->threads, 0.2);
     double sum = job->peak_flops;
     tr_end(tr_all_reduce_begin(job->world, NULL, TR_SUM, TR_F64, &sum, 1));
     return sum;

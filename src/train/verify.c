@@ -312,7 +312,8 @@ static tr_status break_gradient(verification *v) {
     float *gradient = tr_gather_first(v->grid.gather, i, &count);
     int64_t lowest = gradient ? rank : INT64_MAX;
     tr_end(tr_all_reduce_begin(v->world, NULL, TR_MIN, TR_I64, &lowest, 1));
-    if (lowest == rank) r->device->kernels->add(NULL, TR_F32, gradient, TR_F32, gradient, count);
+    if (lowest == rank)
+        r->device->kernels->add(r->device->stream, TR_F32, gradient, TR_F32, gradient, count);
     return TR_OK;
 }
 

@@ -77,7 +77,7 @@ static const set_case sets[] = {
     {"log.samples='true'", {"value true is no truth value"}},
     {"log.samples=1", {"value 1 is no truth value"}},
     {"run.dtype=float16", {"value float16 is not among its words", "float32 or bfloat16"}},
-    {"run.device=cuda", {"value cuda needs CUDA", "no CUDA; use cpu"}},
+    {"run.device=gpu", {"value gpu is not among its words", "cpu, cuda, simt or simt-check"}},
     {"parallel.schedule=zb", {"1f1b, gpipe, interleaved, zb_h1, zb_v or dualpipe_v"}},
     {"parallel.recompute=some", {"none, selective or full"}},
     {"optimizer.schedule=step", {"cosine, linear, constant or wsd"}},
@@ -165,6 +165,9 @@ static void refused_pairs(void **state) {
     static const struct {
         const char *sets[5], *part;
     } cases[] = {
+        {{"run.collectives=nccl"},
+         "--set run.collectives: value nccl is between GPUs, and run.device is cpu; use mpi"},
+        {{"run.collectives=nccl", "run.device=simt"}, "run.device is simt; use mpi"},
         {{"model.num_experts=4", "parallel.expert=5"},
          "--set parallel.expert: value 5 is more ranks than num_experts 4 has experts; use 1 to 4"},
         {{"model.num_experts=4", "model.num_experts_per_tok=5"}, "value 5 is more than"},

@@ -11,23 +11,60 @@
 
 enum { GUARD = 64 };
 
-void kt_run(void **state) {
-    static const char *const levels[] = {"ref", "portable", "avx2", "avx512", "avx512bf16"};
-    const kt_case *test = *state;
-    for (size_t i = 0; i < sizeof levels / sizeof *levels; i++) {
-        kt_maker m = {.name = levels[i], .device = tr_device_cpu(levels[i])};
-        if (!m.device) {
-            printf("  %-10s skipped: %s\n", levels[i], tr_error_message());
-            continue;
-        }
-        m.k = m.device->kernels;
-        m.s = m.device->stream_create(m.device);
-        test->run(&m);
-        kt_release(&m);
-        m.device->stream_destroy(m.s);
-        tr_device_destroy(m.device);
-    }
+/* --- makers ------------------------------------------------------------------------------------
+ */
+
+static const char cpu_levels[] = "ref,portable,avx2,avx512,avx512bf16";
+
+static bool is_level(const char *name) {
+    const char *at = strstr(cpu_levels, name);
+    size_t length = strlen(name);
+    return at && (at == cpu_levels || at[-1] == ',') && (at[length] == ',' || at[length] == '\0');
 }
+
+static tr_device *open_device(const char *name) {
+    if (is_level(name)) return tr_device_cpu(name);
+    return tr_device_open(&(tr_device_wish){.name = name});
+}
+
+static int64_t findings_of(tr_device *device) {
+    return device->findings ? device->findings(device) : 0;
+}
+
+static void run_on(const kt_case *test, const char *name) {
+    kt_maker m = {.name = name, .device = open_device(name)};
+    if (!m.device) {
+        printf("  %-10s skipped: %s\n", name, tr_error_message());
+        return;
+    }
+    m.k = m.device->kernels;
+    m.emulated = strncmp(name, "simt", 4) == 0;
+    m.s = m.device->stream_create(m.device);
+    int64_t before = findings_of(m.device);
+    test->run(&m);
+    m.device->stream_wait(m.s);
+    int64_t found = findings_of(m.device) - before;
+    kt_release(&m);
+    m.device->stream_destroy(m.s);
+    tr_device_destroy(m.device);
+    if (found > 0) fail_msg("%s: the runtime has %lld findings", name, (long long)found);
+}
+
+void kt_run(void **state) {
+    const char *wish = getenv("TRIREME_TEST_MAKERS");
+    char list[256];
+    snprintf(list, sizeof list, "%s", wish && *wish ? wish : cpu_levels);
+    for (char *rest = list, *name; (name = strsep(&rest, ","));) run_on(*state, name);
+}
+
+int64_t kt_size(const kt_maker *m, int64_t n, int64_t most) {
+    if (!m->emulated || n <= most) return n;
+    printf("  %-10s cut: %lld instead of %lld\n", m->name, (long long)most, (long long)n);
+    return most;
+}
+
+/* --- numbers -----------------------------------------------------------------------------------
+ */
 
 double kt_round(tr_dtype t, double x) {
     if (t == TR_F32) return (double)(float)x;

@@ -1,7 +1,9 @@
 /* harness.h - the shared part of the kernel tests. Floor: tests.
  *
- * A case is a function of one maker (ref, portable, avx2, ...); KT_TEST makes it a cmocka test that
- * runs it on every maker this processor has and prints which were skipped. A case uploads tensors,
+ * A case is a function of one maker: the CPU's levels (ref, portable, avx2, ...) or those that the
+ * environment's TRIREME_TEST_MAKERS lists ("simt,simt-check"; also cuda). KT_TEST makes it a cmocka
+ * test that runs it on every maker this machine has and prints which were skipped. In simt-check a
+ * finding of the runtime fails the case as a wrong number does. A case uploads tensors,
  * calls kernels through m->k and compares with float64 values it computed in plain loops. Tensors
  * lie between guards of NaN bytes: reading past an end poisons results, writing past one is found.
  * Values go through tr_device.copy, so a maker with memory of its own needs no other tests. */
@@ -27,7 +29,8 @@ typedef struct kt_tensor {
 } kt_tensor;
 
 typedef struct {
-    const char *name; /* "ref", "portable", "avx2", "avx512", "avx512bf16" */
+    const char *name; /* "ref", "portable", "avx2", "avx512", "avx512bf16", "simt", ... */
+    bool emulated;    /* thousands of times slower than the others */
     tr_device *device;
     const tr_kernels *k;
     tr_stream *s;
@@ -48,6 +51,9 @@ typedef struct {
         }                                                                                          \
     }
 void kt_run(void **state);
+
+/* A size of a case: n, but at most `most` where the maker is emulated, which is printed. */
+int64_t kt_size(const kt_maker *m, int64_t n, int64_t most);
 
 /* Tensors of n elements: normal numbers times scale, uniform integers in [low, high), one value
  * (NaN to find what a kernel reads but must not), or given values. They live until the case ends or
