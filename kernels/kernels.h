@@ -172,7 +172,7 @@ struct tr_kernels {
                                const int32_t *label /* [N] */, int64_t first,
                                double *part /* [N,3] */, int64_t N, int64_t V);
     /* Then from all parts, of the whole vocabulary the loss (loss and loss_sum nullable), and of
-     * this rank's columns the gradient. */
+     * this rank's columns the gradient, which lies as cross_entropy's may. */
     void (*cross_entropy_whole)(tr_stream *s, tr_dtype t, const double *parts /* [P,N,3] */,
                                 int64_t P, const float *logits, int64_t ld, const int32_t *label,
                                 int64_t first, float *loss, double *loss_sum, void *dlogits,

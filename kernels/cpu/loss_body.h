@@ -55,7 +55,7 @@ static row_sums sum_row(const float *x, int64_t V) {
             r.sum *= exp((double)r.max - (double)max);
             r.max = max;
         }
-        r.sum += block_sum(x + v, n, r.max);
+        r.sum += block_sum(x + v, n, r.max > -INFINITY ? r.max : 0); /* so far all were -inf */
     }
     return r;
 }
