@@ -182,6 +182,11 @@ static void stream_destroy(tr_stream *s) {
 }
 
 static void stream_wait(tr_stream *s) {
+    const tr_device *device = s->device;
+    while (device->meanwhile && cudaStreamQuery(s->handle) == cudaErrorNotReady) {
+        forget_error();
+        device->meanwhile(device->meanwhile_self);
+    }
     tr_cuda_check(s->device, cudaStreamSynchronize(s->handle), "cudaStreamSynchronize");
 }
 

@@ -32,6 +32,9 @@ struct tr_device {
     /* Where kernels run in the call itself (NULL elsewhere): long ones call drive(context) on the
      * calling thread every few milliseconds, so that transfers make progress under compute. */
     void (*stream_drive)(tr_stream *stream, void (*drive)(void *context), void *context);
+    /* Nullable, set by who needs it: called again and again while stream_wait waits. */
+    void (*meanwhile)(void *self);
+    void *meanwhile_self;
 
     /* Host memory given to `copy` is the caller's again after stream_wait, or an event recorded
      * behind the copy; only memory of `staging` is copied while the host goes on. */

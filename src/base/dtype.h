@@ -1,10 +1,12 @@
-/* dtype.h - element types. Floor: base. */
+/* dtype.h - element types, and what reduces them. Floor: base. */
 #pragma once
 #include <stddef.h>
 #include <stdint.h>
 #include <string.h>
 
 typedef enum { TR_F32, TR_BF16, TR_F64, TR_I32, TR_I64, TR_U8 } tr_dtype;
+
+typedef enum { TR_SUM, TR_MAX, TR_MIN } tr_op;
 
 typedef uint16_t tr_bf16; /* the upper half of a float32 */
 

@@ -4,10 +4,13 @@
  * pool and gives it to the first backend that serves it. A backend only begins work and advances
  * it without waiting; who waits, and drives everything else in flight meanwhile, is comm.c. So a
  * backend for device memory (its `begin` enqueues on work.stream, its `advance` asks an event)
- * stands beside these two and no caller changes:
+ * stands beside those for host memory and no caller changes. In the order in which they are asked:
+ *     fabric  device memory, through the device's fabric (NCCL)
+ *     staged  device memory, through host memory and the two below
  *     shared  reductions, gathers and barriers through memory that the ranks of a node map
  *     mpi     everything else */
 #pragma once
+#include "base/device.h"
 #include "dist/blocks.h"
 #include "dist/comm.h"
 
@@ -44,9 +47,21 @@ typedef struct {
     bool (*serves)(tr_comm *comm, const tr_work *work); /* mpi has none: it serves the rest */
     void (*begin)(tr_request *request);
     bool (*advance)(tr_request *request); /* true: complete. Never waits. */
+    void (*end)(tr_request *request);     /* nullable: in tr_end, once complete */
 } tr_backend;
 
-extern const tr_backend tr_backend_shared, tr_backend_mpi;
+extern const tr_backend tr_backend_fabric, tr_backend_staged, tr_backend_shared, tr_backend_mpi;
+
+typedef struct tr_staged tr_staged; /* staged.c */
+typedef struct tr_link tr_link;     /* fabric.c */
+typedef struct tr_side tr_side;     /* side.c */
+
+/* fabric.c: where a request of a link is, and what the ranks of a pair tell each other of it. */
+typedef enum { TR_LINK_BEGUN, TR_LINK_ANNOUNCED, TR_LINK_ISSUED } tr_link_state;
+typedef struct {
+    int32_t sends, tag;
+    int64_t bytes;
+} tr_notice;
 
 struct tr_request {
     tr_comm *comm;
@@ -72,6 +87,16 @@ struct tr_request {
     int64_t sequence, pieces; /* of its first piece, and how many */
     int64_t announced, worked;
     bool across_begun, across_done; /* the exchange between nodes */
+    /* staged and fabric: all_to_all's counts, send and recv, as they outlast the begin */
+    int64_t *rows; /* [2 * size] */
+    tr_staged *staged;
+    /* fabric */
+    tr_link *link;
+    tr_request *after; /* in the link's queue */
+    tr_event *event;   /* at its begin on the caller's stream, then at its end on the link's */
+    tr_link_state link_state;
+    tr_notice notice;
+    MPI_Request noticed;
 };
 
 /* What one rank shows to its peers: two counters and signatures of its latest operations. */
@@ -99,12 +124,16 @@ typedef struct tr_memory {
 typedef struct {
     tr_request *first, *last; /* in flight, in the order they were begun */
     bool map_warned;
-    int local; /* this process among the world's on its node */
+    int local;      /* this process among the world's on its node */
+    tr_comm *comms; /* all, oldest first */
+    tr_side *sides; /* of devices that operations have used */
 } tr_runtime;
 
 struct tr_comm {
     tr_runtime *runtime; /* the world's */
+    tr_comm *next;       /* among the runtime's */
     bool is_world;
+    const char *name; /* of the group, for messages */
     int rank, size;
     /* nodes.c. Where nodes hold different numbers of ranks only the next lines are of use. */
     int nodes, node, node_size, local; /* this rank is number `local` of node_size on `node` */
@@ -121,6 +150,8 @@ struct tr_comm {
     tr_request *pool;
     int64_t in_flight;
     tr_sent sent;
+    tr_request *staged_first, *staged_last; /* staged: parts of theirs have not begun */
+    tr_link *links;                         /* fabric */
     /* shared: NULL lines unless the ranks of every node map each other's memory */
     tr_memory *lines_memory;
     tr_shared_line **lines;               /* [node_size] */
@@ -139,12 +170,57 @@ typedef struct {
 } tr_comm_switches;
 const tr_comm_switches *tr_comm_get_switches(void);
 
+/* comm.c. What a backend makes of others: operations on host memory, of shared or mpi. They are in
+ * no list: who begins one advances it until true, which gives it back. */
+tr_request *tr_part_begin(tr_comm *comm, const tr_work *work);
+bool tr_part_advance(tr_request *part);
+
+/* comm.c. Copies the counts of an all_to_all to request->rows. */
+void tr_rows_keep(tr_request *request);
+
+/* The device whose memory the work is on; NULL: host memory. */
+static inline tr_device *tr_work_device(const tr_work *work) {
+    tr_device *device = work->stream ? tr_stream_device(work->stream) : NULL;
+    return device && !device->host_memory ? device : NULL;
+}
+
+/* staged.c. Local. Gives back what a request has kept. */
+void tr_staged_free(tr_staged *staged);
+/* fabric.c. Collective on comm. Leaves all groups. */
+void tr_links_free(tr_comm *comm);
+
+/* side.c: what operations keep of a device between them. All local. */
+typedef struct {
+    char *at;
+    size_t bytes;
+} tr_staging;
+struct tr_side {
+    tr_side *next;
+    tr_device *device;   /* borrowed */
+    tr_stream *out, *in; /* copies to the host, and to the device; owned */
+    tr_event **events;   /* free ones */
+    tr_staging *staging; /* free pieces */
+    int64_t event_count, event_room, staging_count, staging_room;
+};
+tr_side *tr_side_of(tr_runtime *runtime, tr_device *device);
+tr_event *tr_side_take_event(tr_side *side);
+void tr_side_give_event(tr_side *side, tr_event *event);
+/* `bytes` or more, 64-byte aligned, contents undefined; given back once nothing uses it. */
+tr_staging tr_side_take_staging(tr_side *side, size_t bytes);
+void tr_side_give_staging(tr_side *side, tr_staging staging);
+void tr_side_free(tr_runtime *runtime, tr_device *device);
+
 /* nodes.c. Collective on comm->mpi. Fills what comm holds about nodes. */
 void tr_nodes_find(tr_comm *comm);
+
+/* mpi.c. Tags of messages on comm->internal: collectives take them in turn, fabric.c has its own.
+ */
+enum { TR_INTERNAL_TAGS = 1 << 14, TR_TAG_ID, TR_TAG_NOTICE, TR_TAG_GO };
 
 /* mpi.c. A reduce_scatter or all_gather (request->work) of only the blocks of `parties`, comm ranks
  * of which this one is number `party`. The tag comes from tr_take_tag at the operation's begin. */
 int tr_take_tag(tr_comm *comm);
+void tr_count_sent(tr_comm *comm, int peer, int64_t bytes);
 void tr_exchange_begin(tr_request *request, const int *parties, int party_count, int party);
 bool tr_exchange_advance(tr_request *request);
 

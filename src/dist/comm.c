@@ -47,6 +47,10 @@ static tr_comm *wrap(MPI_Comm mpi, tr_runtime *runtime) {
     tr_comm *comm = calloc(1, sizeof *comm);
     if (!comm) tr_abort("no memory for a communicator");
     comm->runtime = runtime;
+    comm->name = "";
+    tr_comm **last = &runtime->comms;
+    while (*last) last = &(*last)->next;
+    *last = comm;
     comm->mpi = mpi;
     TR_MPI(MPI_Comm_rank(mpi, &comm->rank));
     TR_MPI(MPI_Comm_size(mpi, &comm->size));
@@ -97,6 +101,10 @@ void tr_comm_free(tr_comm *comm) {
     if (comm->in_flight != 0)
         tr_abort("a communicator is freed with %lld operations in flight: tr_end them first",
                  (long long)comm->in_flight);
+    tr_links_free(comm);
+    tr_comm **link = &comm->runtime->comms;
+    while (*link != comm) link = &(*link)->next;
+    *link = comm->next;
     while (comm->memories) tr_memory_destroy(comm, comm->memories);
     free(comm->lines);
     free(comm->node_of);
@@ -109,12 +117,28 @@ void tr_comm_free(tr_comm *comm) {
         free(request->mpi);
         free(request->statuses);
         free(request->staging);
+        free(request->rows);
+        tr_staged_free(request->staged);
         free(request);
     }
     TR_MPI(MPI_Comm_free(&comm->internal));
     TR_MPI(MPI_Comm_free(&comm->mpi));
     if (comm->is_world) free(comm->runtime);
     free(comm);
+}
+
+void tr_comm_leave_device(tr_comm *world, tr_device *device) {
+    for (tr_comm *comm = world->runtime->comms; comm; comm = comm->next) {
+        if (comm->in_flight != 0)
+            tr_abort("a device is left with %lld operations in flight: tr_end them first",
+                     (long long)comm->in_flight);
+        tr_links_free(comm);
+    }
+    tr_side_free(world->runtime, device);
+}
+
+void tr_comm_set_name(tr_comm *comm, const char *name) {
+    comm->name = name;
 }
 
 void tr_comm_stop(tr_comm *world) {
@@ -157,17 +181,30 @@ void tr_comm_free_memory(tr_comm *comm, void *memory) {
     tr_memory_destroy(comm, found);
 }
 
-/* Requests: taken from the pool and linked last among those in flight. */
-static tr_request *take_request(tr_comm *comm) {
+/* Requests: taken from the pool, and linked last among those in flight. */
+static tr_request *take_request(tr_comm *comm, const tr_work *work) {
     tr_request *request = comm->pool;
     if (request)
         comm->pool = request->next;
     else
         request = calloc(1, sizeof *request);
     if (!request) tr_abort("no memory for a request");
-    tr_runtime *runtime = comm->runtime;
     request->comm = comm;
+    request->work = *work;
     request->complete = false;
+    comm->in_flight++;
+    return request;
+}
+
+static void give_request(tr_request *request) {
+    tr_comm *comm = request->comm;
+    request->next = comm->pool;
+    comm->pool = request;
+    comm->in_flight--;
+}
+
+static void link_request(tr_request *request) {
+    tr_runtime *runtime = request->comm->runtime;
     request->next = NULL;
     request->previous = runtime->last;
     if (runtime->last)
@@ -175,8 +212,6 @@ static tr_request *take_request(tr_comm *comm) {
     else
         runtime->first = request;
     runtime->last = request;
-    comm->in_flight++;
-    return request;
 }
 
 static void unlink_request(tr_request *request) {
@@ -226,20 +261,44 @@ static bool advance(tr_request *request) {
     return request->complete;
 }
 
+/* In the order in which they are asked; those from HOST_BACKENDS on are for host memory. */
+static const tr_backend *const backends[] = {&tr_backend_fabric, &tr_backend_staged,
+                                             &tr_backend_shared, &tr_backend_mpi};
+enum { HOST_BACKENDS = 2 };
+
+static const tr_backend *choose(tr_comm *comm, const tr_work *work, int first) {
+    while (backends[first]->serves && !backends[first]->serves(comm, work)) first++;
+    return backends[first];
+}
+
 static tr_request *begin(tr_comm *comm, const tr_work *work) {
-    static const tr_backend *const backends[] = {&tr_backend_shared}; /* before MPI */
-    const tr_backend *backend = &tr_backend_mpi;
-    for (size_t i = 0; i < sizeof backends / sizeof backends[0]; i++)
-        if (backends[i]->serves(comm, work)) {
-            backend = backends[i];
-            break;
-        }
-    tr_request *request = take_request(comm);
-    request->backend = backend;
-    request->work = *work;
+    tr_request *request = take_request(comm, work);
+    link_request(request);
+    request->backend = choose(comm, work, 0);
     request->traced = tr_trace_transfer_begin(work_name[work->kind], work_bytes(comm, work));
     request->backend->begin(request);
     return request;
+}
+
+tr_request *tr_part_begin(tr_comm *comm, const tr_work *work) {
+    tr_request *part = take_request(comm, work);
+    part->backend = choose(comm, work, HOST_BACKENDS);
+    part->backend->begin(part);
+    return part;
+}
+
+void tr_rows_keep(tr_request *request) {
+    size_t size = (size_t)request->comm->size;
+    if (!request->rows) request->rows = malloc(2 * size * sizeof *request->rows);
+    if (!request->rows) tr_abort("no memory for counts of %d ranks", request->comm->size);
+    memcpy(request->rows, request->work.send_rows, size * sizeof *request->rows);
+    memcpy(request->rows + size, request->work.recv_rows, size * sizeof *request->rows);
+}
+
+bool tr_part_advance(tr_request *part) {
+    if (!part->backend->advance(part)) return false;
+    give_request(part);
+    return true;
 }
 
 tr_request *tr_send_begin(tr_comm *comm, tr_stream *stream, int peer, int tag, const void *buffer,
@@ -366,10 +425,8 @@ void tr_end(tr_request *request) {
         } while (!advance(request));
         wait_end();
     }
-    tr_comm *comm = request->comm;
-    request->next = comm->pool;
-    comm->pool = request;
-    comm->in_flight--;
+    if (request->backend->end) request->backend->end(request);
+    give_request(request);
 }
 
 void tr_end_asleep(tr_request *request) {

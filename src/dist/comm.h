@@ -3,8 +3,13 @@
  * Every operation is split-phase: begin -> request -> tr_end, so compute can run in between.
  * Buffers belong to the operation until tr_end returns. Order: all ranks of a communicator begin
  * the same collectives in the same order; requests may end in any order that is the same on all
- * ranks. Operations are ordered after what was enqueued on `stream` (NULL: host only), and tr_end
- * returns when the result may be used by work enqueued on it.
+ * ranks. Operations are ordered after what was enqueued on `stream` (NULL: host only), and once
+ * tr_end has returned, work enqueued on it sees the result.
+ *
+ * Buffers are memory of the stream's device, or the host's where it is NULL. Device memory moves
+ * through the device's fabric where it has one (NCCL; sums are then in its order), else through
+ * host memory, with the results that host memory gives. Both sides of a message are in the same
+ * kind of memory. Sends through a fabric end no earlier than the receive has begun.
  *
  * Counts are 64-bit elements or bytes; MPI's int counts are met by one chunking helper
  * (tr_comm_set_chunk_limit lowers the limit for tests). Requests come from a pool: nothing is
@@ -25,7 +30,6 @@ typedef struct tr_stream tr_stream;   /* base/device.h */
 typedef struct tr_device tr_device;   /* base/device.h */
 typedef struct tr_comm tr_comm;       /* the ranks of one group */
 typedef struct tr_request tr_request; /* an operation that has begun */
-typedef enum { TR_SUM, TR_MAX, TR_MIN } tr_op;
 
 /* Collective on all processes. Starts MPI (with the HDF5 read fix in its environment) and returns
  * the world. A single process without mpirun works. */
@@ -37,6 +41,12 @@ void tr_comm_stop(tr_comm *world);
  * color < 0: none, returns NULL. */
 tr_comm *tr_comm_split(tr_comm *parent, int color, int key);
 void tr_comm_free(tr_comm *comm); /* NULL-safe. Collective on comm. */
+
+/* Local. A literal, for messages: what the group is. */
+void tr_comm_set_name(tr_comm *comm, const char *name);
+/* Collective on the world, nothing is in flight. Gives back what operations on a device's memory
+ * keep of it; before it is destroyed. */
+void tr_comm_leave_device(tr_comm *world, tr_device *device);
 
 int tr_comm_rank(const tr_comm *comm);
 int tr_comm_size(const tr_comm *comm);
@@ -95,9 +105,9 @@ void tr_comm_poll(tr_comm *comm);
 /* Waits until tr_end of one of them would not; which. NULL is none of them, and one is there. */
 int tr_wait_any(tr_request *const *requests, int count);
 
-/* Local. What this rank has sent to others of comm through MPI so far: point to point, all_to_all,
- * and blocks of the other collectives that are not MPI's own. What the ranks of a node read in each
- * other's memory is not sent. */
+/* Local. What this rank has sent to others of comm so far: point to point, all_to_all, and blocks
+ * of the other collectives that are not MPI's own, or a fabric's. What the ranks of a node read in
+ * each other's memory is not sent. */
 typedef struct {
     int64_t messages, bytes;
     int64_t messages_out, bytes_out; /* of these, to other nodes */

@@ -161,9 +161,26 @@ tr_grid *tr_grid_create(tr_comm *world, tr_grid_shape shape) {
     if (!grid || !members) tr_abort("no memory for the grid");
     int rank = tr_comm_rank(world);
     grid->at = tr_grid_place_of(shape, rank);
+    static const char *const name[TR_GROUP_COUNT] = {
+        [TR_GROUP_WORLD] = "world",
+        [TR_GROUP_PIPELINE] = "pipeline",
+        [TR_GROUP_DATA] = "data",
+        [TR_GROUP_CONTEXT] = "context",
+        [TR_GROUP_HEADS] = "heads",
+        [TR_GROUP_RING] = "ring",
+        [TR_GROUP_TENSOR] = "tensor",
+        [TR_GROUP_EXPERT] = "expert",
+        [TR_GROUP_MICRO_BATCH] = "micro-batch",
+        [TR_GROUP_STAGE] = "stage",
+        [TR_GROUP_REPLICA] = "replica",
+        [TR_GROUP_HEAD_REPLICA] = "head replica",
+        [TR_GROUP_EXPERT_REPLICA] = "expert replica",
+        [TR_GROUP_EMBEDDING] = "embedding",
+    };
     for (int g = 0; g < TR_GROUP_COUNT; g++) {
         tr_grid_group(shape, rank, (tr_group)g, members);
         grid->comm[g] = tr_comm_split(world, members[0], rank);
+        tr_comm_set_name(grid->comm[g], name[g]);
     }
     free(members);
     return grid;

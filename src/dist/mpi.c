@@ -19,8 +19,6 @@ static const int64_t SUM_PIECE_BYTES = INT64_C(1) << 20;
 static const int64_t SUM_ELEMS = INT64_C(1) << 16;
 /* Pieces of a reduce_scatter that are under way at a time, and staged. */
 enum { LANES = 4 };
-/* Tags of collectives' messages, distinct for all that can be in flight. */
-enum { INTERNAL_TAGS = 1 << 14 };
 
 static int64_t min64(int64_t a, int64_t b) {
     return a < b ? a : b;
@@ -106,7 +104,7 @@ static void post_recv(void *to, int64_t n, MPI_Datatype type, int peer, int tag,
     TR_MPI(MPI_Irecv(to, to_int(n), type, peer, tag, comm, out));
 }
 
-static void count_sent(tr_comm *comm, int peer, int64_t bytes) {
+void tr_count_sent(tr_comm *comm, int peer, int64_t bytes) {
     comm->sent.messages++;
     comm->sent.bytes += bytes;
     if (comm->node_of[peer] == comm->node) return;
@@ -118,7 +116,7 @@ static void count_sent(tr_comm *comm, int peer, int64_t bytes) {
 static void send_pieces(tr_request *request, const void *from, int64_t bytes, int peer, int tag,
                         MPI_Comm comm) {
     int64_t piece = piece_elems(PIECE_BYTES, TR_U8), first = 0;
-    if (peer != request->comm->rank) count_sent(request->comm, peer, bytes);
+    if (peer != request->comm->rank) tr_count_sent(request->comm, peer, bytes);
     do {
         post_send((const char *)from + first, min64(piece, bytes - first), MPI_BYTE, peer, tag,
                   comm, add_transfer(request));
@@ -243,7 +241,7 @@ static void post_piece(tr_request *request, const scatter_plan *plan) {
     tr_range in = piece_of(request, plan, index, comm->rank);
     post_recv(request->staging + lane * plan->piece, in.count, MPI_FLOAT, from, request->tag,
               comm->internal, &request->mpi[2 * lane]);
-    count_sent(comm, to, out.count * (int64_t)sizeof(float));
+    tr_count_sent(comm, to, out.count * (int64_t)sizeof(float));
     post_send((const float *)request->work.buffer + out.first, out.count, MPI_FLOAT, to,
               request->tag, comm->internal, &request->mpi[2 * lane + 1]);
 }
@@ -277,7 +275,7 @@ static bool advance_reduce_scatter(tr_request *request) {
 }
 
 int tr_take_tag(tr_comm *comm) {
-    return (int)(comm->internal_begun++ % INTERNAL_TAGS);
+    return (int)(comm->internal_begun++ % TR_INTERNAL_TAGS);
 }
 
 void tr_exchange_begin(tr_request *request, const int *parties, int party_count, int party) {

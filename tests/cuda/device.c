@@ -222,6 +222,25 @@ static void orders_streams_by_events(void **state) {
     close_one(d);
 }
 
+static void count_meanwhile(void *self) {
+    ++*(int *)self;
+}
+
+/* Property: while the host waits for a stream, who asked for it is called. */
+static void waits_with_others(void **state) {
+    (void)state;
+    int calls = 0;
+    tr_device *d = open_one();
+    d->meanwhile = count_meanwhile;
+    d->meanwhile_self = &calls;
+    fake_event_polls(4);
+    d->stream_wait(d->stream);
+    assert_int_equal(calls, 3);
+    assert_string_equal(fake_log(), "cudaStreamQuery s1\ncudaStreamQuery s1\ncudaStreamQuery s1\n"
+                                    "cudaStreamQuery s1\ncudaStreamSynchronize s1\n");
+    close_one(d);
+}
+
 static void keeps_work_memory(void **state) {
     (void)state;
     tr_device *d = open_one();
@@ -365,17 +384,12 @@ static void every_call_of_opening_may_fail(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(opens_and_closes),
-        cmocka_unit_test(chooses_by_local_rank),
-        cmocka_unit_test(says_what_is_missing),
-        cmocka_unit_test(refuses_other_builds),
-        cmocka_unit_test(copies_on_the_stream),
-        cmocka_unit_test(orders_streams_by_events),
-        cmocka_unit_test(keeps_work_memory),
-        cmocka_unit_test(memory_runs_out),
-        cmocka_unit_test(a_launch_fails),
-        cmocka_unit_test(every_call_may_fail),
-        cmocka_unit_test(every_call_of_opening_may_fail),
+        cmocka_unit_test(opens_and_closes),     cmocka_unit_test(chooses_by_local_rank),
+        cmocka_unit_test(says_what_is_missing), cmocka_unit_test(refuses_other_builds),
+        cmocka_unit_test(copies_on_the_stream), cmocka_unit_test(orders_streams_by_events),
+        cmocka_unit_test(waits_with_others),    cmocka_unit_test(keeps_work_memory),
+        cmocka_unit_test(memory_runs_out),      cmocka_unit_test(a_launch_fails),
+        cmocka_unit_test(every_call_may_fail),  cmocka_unit_test(every_call_of_opening_may_fail),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -253,6 +253,12 @@ cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
     return note("cudaStreamSynchronize", " %s", name_of(stream));
 }
 
+cudaError_t cudaStreamQuery(cudaStream_t stream) {
+    cudaError_t error = note("cudaStreamQuery", " %s", name_of(stream));
+    if (error != cudaSuccess) return error;
+    return --fake.event_polls > 0 ? (fake.last = cudaErrorNotReady) : cudaSuccess;
+}
+
 cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned flags) {
     return note("cudaStreamWaitEvent", " %s %s %u", name_of(stream), name_of(event), flags);
 }

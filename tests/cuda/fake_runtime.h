@@ -12,7 +12,7 @@ void fake_capability(int major, int minor);
 /* The nth call from now (1 is the next) of this name, or of any if NULL, returns `error`. */
 void fake_fail(const char *name, int nth, cudaError_t error);
 
-/* Events are done when they are asked for the nth time. */
+/* Events, and streams, are done when they are asked for the nth time. */
 void fake_event_polls(int polls);
 
 /* All calls since the last fake_clear, one a line: "cudaMemcpyAsync m2 m1 64 to-device s1".

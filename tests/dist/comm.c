@@ -1,7 +1,9 @@
 /* Properties of every operation of comm.h, on 1 to 8 ranks, with odd sizes, zeros and counts that
  * depend on the rank: with shared memory, without, and on pretended nodes; in pieces of 1000; with
  * synchronous sends. `test_comm bench` prints speeds instead; `mismatch` and `bad_peer` end
- * the job as tr_abort does. */
+ * the job as tr_abort does.
+ *
+ * Also built for device memory (TR_TEST_ON_DEVICE, on_device.h), staged or through a fabric. */
 #include "dist/backend.h"
 #include "dist/watch.h"
 #include "tests/dist/mpi_check.h"
@@ -13,6 +15,14 @@
 #include <omp.h>
 #include <time.h>
 #include <unistd.h>
+
+#include "tests/dist/on_device.h"
+
+#ifdef TR_TEST_ON_DEVICE
+static const bool on_host = false;
+#else
+static const bool on_host = true;
+#endif
 
 void comm_bench(tr_comm *world);
 
@@ -248,7 +258,7 @@ static void check_sum(tr_comm *comm, float *buffer, int64_t n, bool in_rank_orde
 
 static void reduce_scatter_all_gather(tr_comm *world) {
     int size = tr_comm_size(world);
-    bool direct = tr_comm_get_switches()->shared && tr_comm_node_size(world) == size;
+    bool direct = on_host && tr_comm_get_switches()->shared && tr_comm_node_size(world) == size;
     for (int s = 0; s < SIZES; s++) {
         int64_t n = sizes[s], bytes = size * n * 4;
         float *private_memory = checked_malloc(bytes);
@@ -580,6 +590,7 @@ static const mpi_case cut_case[] = {{"transfers_are_cut", transfers_are_cut}};
 
 int main(int argc, char **argv) {
     tr_comm *world = tr_comm_start(&argc, &argv);
+    if (!on_host) on_device_start(argc > 1 && !strcmp(argv[1], "fabric"), tr_comm_rank(world));
     static const mpi_case by_name[] = {{"bench", comm_bench},
                                        {"mismatch", mismatch},
                                        {"bad_peer", bad_peer},
@@ -617,7 +628,8 @@ int main(int argc, char **argv) {
         tr_comm_free(comm);
     }
     tr_comm_set_node_ranks(0);
-    failed += mpi_check_all(world, cut_case, 1);
+    if (on_host || !on_device_has_fabric()) failed += mpi_check_all(world, cut_case, 1);
+    if (!on_host) on_device_stop(world);
     tr_comm_stop(world);
     return failed != 0;
 }
