@@ -162,6 +162,7 @@ void tr_job_destroy(tr_job *job) {
     tr_dataset_close(job->train);
     tr_dataset_close(job->validation);
     tr_model_destroy(job->model);
+    if (job->device) tr_comm_leave_device(job->world, job->device);
     tr_device_destroy(job->device);
     tr_grid_destroy(job->grid);
     tr_lock_release(job->locks);
