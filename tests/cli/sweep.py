@@ -1,6 +1,17 @@
 """Draws random configs and compares their grid with one rank, within the limits that the order of
 float32 sums leaves: (a) one step from the same weights, at the start and from one rank's checkpoint
-of step 5; (b), (c) ten steps. And `trireme verify` has to agree.
+of step 5 (losses 2e-6, norm 5e-6, each gradient 1e-5); (b) ten steps (5e-6), or with experts those
+before a token is routed differently; (c) that one step (loss 1e-4, norm 1e-3, auxiliary loss 2e-3,
+score gap 1e-5). After it the two are different trainings, so one rank goes on from the grid's own
+checkpoint of that step, and (b) holds again; for (a) another step is taken instead. And `trireme
+verify` has to agree.
+
+Some models pass a limit on one rank alone, where kernels of another vector width add the same sums
+in another order: with initial weights of 0.02 so narrow a model is even everywhere and gradients of
+queries and keys are what rounding leaves, and Adam divides by a gradient's size, however small. No
+limit is loosened for them: where one is passed, that control is run, and the grid may be off FACTOR
+times as far as it. In 7 of 52 configs (seeds 1 and 3) it was asked for, 11 times, and the grid was
+0.3 to 1.7 times as far off as it; with that, epsilon 1e-8 and a range of 0.02 are drawn.
 
     TRIREME=build/trireme /usr/bin/python3 tests/cli/sweep.py --seed 1 --configs 14
     TRIREME=build/trireme /usr/bin/python3 tests/cli/sweep.py --seed 1 --only 7   one of them
@@ -19,10 +30,14 @@ import traceback
 from pathlib import Path
 
 import yaml
-from compare import STEPS, check_gradients, check_rows, first_flip, gradients, relative
+from compare import (STEPS, check_gradients, check_rows, differences, first_flip, gradients,
+                     relative)
 from conftest import Lab
 
 MOST_RANKS = 8
+LEVELS = "portable", "avx2"  # of kernels, TRIREME_CPU_LEVEL
+FACTOR = 3
+FLIPPED = dict(loss=1e-4, norm=1e-3, aux=2e-3)  # limits of a step with a flip
 DRAWS = 60  # refused in a row before the generator counts as broken
 
 
@@ -94,9 +109,8 @@ AXES = [
     ("model.head_dim", [8, 12, 16]),
     ("model.intermediate_size", [48, 40]),
     ("model.vocab_size", [256, 257, 300]),
-    # wide enough that attention and routers prefer something: at 0.02 so narrow a model is even
-    # everywhere, and gradients of queries and keys are what rounding leaves
-    ("model.initializer_range", [0.1]),
+    # at 0.1 attention and routers prefer something, at 0.02 so narrow a model is even everywhere
+    ("model.initializer_range", [0.1, 0.02]),
     ("model.tie_word_embeddings", [False, True]),
     ("model.sliding_window", [0, 0, 1, 9, 48]),
     ("model.num_experts", [0, 3, 4, 6, 8, 10]),
@@ -124,9 +138,6 @@ AXES = [
     ("model.expert_drop_policy", lambda d: [None] if not moe(d) else
      ["position"] if d["data.document_mask"] else ["position", "probability"]),
     ("optimizer.clip", [1.0, 0.0]),
-    # Adam divides by a gradient's size: where that is nearly nothing, rounding decides the update.
-    # A larger epsilon keeps ten steps of two grids as near as the limits say.
-    ("optimizer.epsilon", [1e-4]),
 ]
 
 
@@ -184,6 +195,86 @@ def refusal(done):
     return lines[0].removeprefix("error: ") if lines else done.stderr
 
 
+class Noise:
+    """How far one rank is from itself when sums are added in another order: the same run with the
+    kernels of other vector widths, made when first asked for. A grid may be off by FACTOR times
+    that where it passes a limit; what was asked for is printed."""
+
+    def __init__(self, lab, config, one, resume=None, since=0, last=STEPS):
+        self.lab, self.config, self.one = lab, config, one
+        self.resume, self.since, self.last = resume, since, last
+        self.runs, self.asked = None, []
+
+    def controls(self):
+        """{run: the step of its first flip}"""
+        if self.runs is None:
+            self.runs = {}
+            for level in LEVELS:
+                name = f"{self.one}-{level}"
+                self.lab.train(self.config, f"run.name={name}", f"training.steps={self.last}",
+                               resume=self.resume, env={"TRIREME_CPU_LEVEL": level})
+                experts = (self.lab.path / "runs" / name / "routing-0.jsonl").exists()
+                self.runs[name] = self.last + 1 if not experts else \
+                    first_flip(self.lab, self.one, name, 1, self.last, self.since)
+        return self.runs
+
+    def of_row(self, step, key, off):
+        """The most that a run of kernels without a flip is off until `step`."""
+        most = 0
+        want = {row["step"]: row for row in self.lab.rows(self.one)}
+        for name, flip in self.controls().items():
+            for row in self.lab.rows(name):
+                if row["step"] < flip and row["step"] <= step and key in row:
+                    most = max(most, relative(row[key], want[row["step"]][key]))
+        return self.say(f"step {step} {key}", off, most)
+
+    def of_gradient(self, step, want, before=None):
+        def of(parameter, off):
+            most = max((differences(gradients(self.lab, name, step, before), want)[parameter]
+                        for name, flip in self.controls().items() if flip > step), default=0)
+            return self.say(f"step {step} gradient of {parameter}", off, most)
+        return of
+
+    def say(self, what, off, most):
+        self.asked.append(off / max(most, 1e-30))
+        print(f"  {what}: {off:.1e} off, one rank by other kernels {most:.1e}")
+        return FACTOR * most
+
+
+def compare_step(lab, many, one, step, ranks, noise):
+    """One step from the same weights; the worst gradient, or None where a near tie routed a token
+    differently."""
+    experts = (lab.path / "runs" / one / "routing-0.jsonl").exists()
+    rows = [[row for row in lab.rows(name) if row["step"] == step] for name in (many, one)]
+    check_rows(*rows, **FLIPPED)
+    if experts and first_flip(lab, one, many, ranks, step, step - 1) == step:
+        return None
+    check_rows(*rows, loss=2e-6, norm=5e-6, aux=2e-6, noise=noise.of_row)
+    before = lab.tensors("one", step - 1, "optimizer/exp_avg") if step > 1 else None
+    want = gradients(lab, one, step, before)
+    return check_gradients(gradients(lab, many, step, before), want,
+                           noise.of_gradient(step, want, before))
+
+
+def stretch(lab, one, ranks, start, noise, said):
+    """Compares the steps from `start` to the first flip, and that one; returns it. What comes
+    after a flip is another training: it is compared from the grid's own weights, by the next
+    stretch."""
+    got, want = lab.rows("many")[start:], lab.rows(one)
+    experts = (lab.path / "runs" / one / "routing-0.jsonl").exists()
+    flip = first_flip(lab, one, "many", ranks, since=start) if experts else STEPS + 1
+    before = flip - 1 - start
+    worst = check_rows(got[:before], want[:before], loss=5e-6, norm=5e-6, aux=5e-6,
+                       noise=noise.of_row)
+    said.append(worst.get("loss", 0))
+    check_rows(got[before:before + 1], want[before:before + 1], **FLIPPED)
+    if flip >= STEPS:
+        off = relative(got[-1]["validation_loss"], want[-1]["validation_loss"])
+        limit = 1e-4 if flip == STEPS else 5e-6
+        assert off <= limit or off <= noise.of_row(STEPS, "validation_loss", off)
+    return flip
+
+
 def compare(lab, drawn, change=None):
     """What was measured, in words, or None and why the program refuses the config. `change` alters
     the grid's settings alone, to see the comparison fail."""
@@ -198,27 +289,39 @@ def compare(lab, drawn, change=None):
     settings["parallel"] = dict(schedule="gpipe" if global_batch else "1f1b")
     one = lab.config("one", "dense", **settings)
     lab.train(one)
-    got, want = lab.rows("many"), lab.rows("one")
+    noise, losses, flips = Noise(lab, one, "one"), [], []
 
-    check_rows(got[:1], want[:1], loss=2e-6, norm=5e-6, aux=2e-6)
-    step1 = check_gradients(gradients(lab, "many", 1), gradients(lab, "one", 1))
-    flip = first_flip(lab, "one", "many", ranks) if moe(drawn) else STEPS + 1
-    worst = check_rows(got[:flip - 1], want[:flip - 1], loss=5e-6, norm=5e-6, aux=5e-6)
-    check_rows(got[flip - 1:flip], want[flip - 1:flip], loss=1e-4, norm=1e-3, aux=2e-3)
-    # later steps have more flips, and in some models a token weighs more than in that of (c)
-    check_rows(got[flip:], want[flip:], loss=1e-3, norm=1e-2, aux=2e-2)
-    key = "validation_loss"
-    assert relative(got[-1][key], want[-1][key]) <= (5e-6 if flip > STEPS else 1e-3), (got, want)
+    first, asked = compare_step(lab, "many", "one", 1, ranks, noise), [noise]
+    flip = stretch(lab, "one", ranks, 0, noise, losses)
+    while flip < STEPS:
+        flips.append(flip)
+        name, path = f"from-{flip}", lab.checkpoint_path("many", flip)
+        lab.train(one, f"run.name={name}", resume=path)
+        asked.append(Noise(lab, one, name, path, flip))
+        flip = stretch(lab, name, ranks, flip, asked[-1], losses)
+    if flip == STEPS:
+        flips.append(flip)
 
-    lab.train(many, *(change or ()), "run.name=again", "training.steps=6", ranks=ranks, env=env,
-              resume=lab.checkpoint_path("one", 5))
-    check_rows(lab.rows("again"), want[5:6], loss=2e-6, norm=5e-6, aux=2e-6)
-    before = lab.tensors("one", 5, "optimizer/exp_avg")
-    step6 = check_gradients(gradients(lab, "again", 6, before), gradients(lab, "one", 6, before))
+    again = None
+    for start in (5, 4, 3, 2):  # the first whose next step routes all tokens alike
+        path, steps = lab.checkpoint_path("one", start), f"training.steps={start + 1}"
+        lab.train(many, *(change or ()), f"run.name=again-{start}", steps, ranks=ranks, env=env,
+                  resume=path)
+        lab.train(one, f"run.name=one-again-{start}", steps, resume=path)
+        asked.append(Noise(lab, one, f"one-again-{start}", path, start, start + 1))
+        again = compare_step(lab, f"again-{start}", f"one-again-{start}", start + 1, ranks,
+                             asked[-1])
+        if again:
+            break
+    assert again, "all steps have near ties"
     verified = lab.run("verify", many, ranks=ranks, code=None, env=env)
     assert verified.returncode == 0, f"verify\n{verified.stdout}\n{verified.stderr}"
-    text = f"gradients {step1[0]:.0e} {step6[0]:.0e}, loss {worst.get('loss', 0):.0e}"
-    return text + (f", flip at step {flip}" if flip <= STEPS else ""), None
+    text = f"gradients {first[0]:.0e}" if first else "gradients (a flip in step 1)"
+    text += f" {again[0]:.0e}, loss {max(losses):.0e}"
+    ratios = [ratio for n in asked for ratio in n.asked]
+    if ratios:
+        text += f", {len(ratios)} times as noisy as one rank (at most {max(ratios):.1f} x)"
+    return text + (f", flips at {flips}" if flips else ""), None
 
 
 def drawn_config(seed, i, attempt):
