@@ -172,7 +172,7 @@ const tr_command tr_commands[] = {
      TR_TAKES_INFO, tr_command_checkpoint},
     {"data", "build|info PATH...", "text to tokens; what a data file holds", TR_TAKES_DATA,
      tr_command_data},
-    {"bench", "[kernels|comm|train]", "speed, beside what the machine can do", TR_TAKES_SET,
+    {"bench", "[kernels|comm|train|rows]", "speed, beside what the machine can do", TR_TAKES_SET,
      command_bench},
     {NULL, NULL, NULL, 0, NULL}};
 

@@ -22,7 +22,7 @@ static void processor(char *out, size_t bytes) {
     if (f) fclose(f);
 }
 
-static void say_what(const tr_lab *lab) {
+static void say_machine(const tr_lab *lab) {
     char cpu[80];
     const tr_model_config *m = &lab->config->model;
     processor(cpu, sizeof cpu);
@@ -32,6 +32,10 @@ static void say_what(const tr_lab *lab) {
            (double)tr_registry_total(tr_model_registry(lab->plan->model)) / 1e6,
            (long long)m->num_hidden_layers, (long long)m->hidden_size,
            (long long)m->num_attention_heads, (long long)m->vocab_size);
+}
+
+static void say_what(const tr_lab *lab) {
+    say_machine(lab);
     tr_say("targets are for 2 cores, as 1 rank x 2 threads or 2 ranks x 1 thread, and this model "
            "as it comes");
     tr_say("speeds are of all ranks together; medians of %lld repetitions or more",
@@ -63,15 +67,27 @@ static tr_status measure(tr_lab *lab, bool kernels, bool comm, bool train) {
     return TR_OK;
 }
 
+/* No targets: the share of the bound speaks for itself. */
+static void single_kernels(tr_lab *lab) {
+    say_machine(lab);
+    tr_bench_rows(lab);
+}
+
 tr_status tr_bench(tr_comm *world, const char *what, int nsets, char *const *sets) {
     bool kernels = !what || !strcmp(what, "kernels"), comm = !what || !strcmp(what, "comm");
     bool train = !what || !strcmp(what, "train");
-    if (!kernels && !comm && !train)
+    bool rows = what && !strcmp(what, "rows");
+    if (!kernels && !comm && !train && !rows)
         return tr_fail(TR_ERR_USAGE,
-                       "bench '%s'? trireme bench kernels, comm or train; no word: all", what);
+                       "bench '%s'? trireme bench kernels, comm, train or rows; no word: the first "
+                       "three",
+                       what);
     tr_lab lab;
     tr_status status = tr_lab_open(&lab, world, nsets, sets);
-    if (status == TR_OK) status = measure(&lab, kernels, comm, train);
+    if (status == TR_OK && rows)
+        single_kernels(&lab);
+    else if (status == TR_OK)
+        status = measure(&lab, kernels, comm, train);
     tr_table_break(&lab.table);
     tr_lab_close(&lab);
     return status;

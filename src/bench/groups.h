@@ -18,3 +18,6 @@ tr_status tr_bench_checkpoint(tr_lab *lab); /* save and load against raw writes 
 /* train */
 tr_status tr_bench_schedules(tr_lab *lab); /* pipelines' idle time against the simulated */
 tr_status tr_bench_train(tr_lab *lab);     /* whole steps: speed, memory, data parallelism */
+
+/* rows */
+void tr_bench_rows(tr_lab *lab); /* each row of the table of kernels beside its bound */

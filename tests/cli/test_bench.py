@@ -1,9 +1,11 @@
 """Property: `trireme bench` prints each row of its table with a verdict, says why one is skipped,
 fits 100 columns, leaves no files, and exits 0 whether or not targets are met. The model is tiny: no
 number is judged."""
+import os
 import re
 
 import pytest
+from conftest import ROOT
 
 TINY = ["training.steps=1", "model.hidden_size=32", "model.num_hidden_layers=2",
         "model.num_attention_heads=2", "model.intermediate_size=64", "model.vocab_size=300",
@@ -31,6 +33,10 @@ PAIRS = [("data parallel", True), ("tensor parallel", True), ("sum of", True),
 OVERLAP = [("reduction hidden", False)]
 BY_NODE = [("expert exchange by node", True), ("its messages between nodes", True),
            ("their bytes", True)]
+
+
+def module(device):
+    return os.path.join(os.path.dirname(os.environ["TRIREME"]), f"libtrireme_{device}.so")
 
 
 def rows_of(text):
@@ -81,8 +87,41 @@ def test_four_ranks_on_two_nodes(lab):
     assert "met" in rows["their bytes; base flat"]
 
 
+# Rows of the table of kernels (kernels/kernels.h), and the types each is timed in.
+ROWS = dict.fromkeys(["gemm", "attention_forward", "attention_backward", "rmsnorm_forward",
+                      "rmsnorm_backward", "rope", "swiglu_forward", "swiglu_backward", "add",
+                      "cast to fp32", "cast from fp32", "embedding_forward", "embedding_backward",
+                      "cross_entropy", "cross_entropy_whole", "gather_rows", "combine_rows",
+                      "combine_rows_weight", "grouped_gemm", "grouped_gemm_weight"],
+                     {"fp32", "bf16"})
+ROWS |= dict.fromkeys(["cross_entropy_part", "adamw", "sum_squares", "router_forward",
+                       "router_stats", "router_backward", "router_capacity", "moe_sort"], {"fp32"})
+
+
+@pytest.mark.parametrize("device", ["cpu", "simt"])
+def test_each_kernel_beside_its_bound(lab, device):
+    declared = set(re.findall(r"void \(\*(\w+)\)", (ROOT / "kernels/kernels.h").read_text()))
+    assert {name.split(" ")[0] for name in ROWS} == declared
+    if device == "simt" and not os.path.exists(module("simt")):
+        pytest.skip("no module for simt beside the program: it needs a C++ compiler")
+    sets = SETS if device == "cpu" else SETS + [
+        "--set", "run.device=simt", "--set", "data.sequence_length=8",
+        "--set", "training.global_batch_size=2"]
+    text = lab.run("bench", "rows", *sets, timeout=600).stdout
+    assert max(map(len, text.splitlines())) <= 100
+    found = re.findall(r"^(\w+(?: \w+)*?) +(\S.*?) +(fp32|bf16) +([\d.]+) +([\d.]+) "
+                       r"(GB/s|TFLOP/s) +([\d.]+) %$", text, re.M)
+    types = {}
+    for kernel, _, dtype, *numbers in found:
+        types.setdefault(kernel, set()).add(dtype)
+        assert float(numbers[0]) > 0
+    assert types == ROWS
+    assert re.search(r"^copy of \d+ MB: [\d.]+ GB/s", text, re.M)
+    assert ("times and shares mean nothing" in text) == (device == "simt")
+
+
 @pytest.mark.parametrize("words, code, text", [
-    (["speed"], 64, "kernels, comm or train"),
+    (["speed"], 64, "kernels, comm, train or rows"),
     (["comm", "train"], 64, "one word too many"),
     (["--set", "model.num_experts=4"], 64, "leave model.num_experts at 0"),
     (["--set", "parallel.pipeline=1", "--set", "model.wide=4"], 64, "model.wide"),
