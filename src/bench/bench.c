@@ -84,6 +84,12 @@ tr_status tr_bench(tr_comm *world, const char *what, int nsets, char *const *set
                        what);
     tr_lab lab;
     tr_status status = tr_lab_open(&lab, world, nsets, sets);
+    if (status == TR_OK && lab.config->model.num_experts > 0 && (kernels || comm || rows))
+        status = tr_fail(TR_ERR_USAGE,
+                         "bench%s%s takes a dense model, and makes a layer of experts "
+                         "of its size; leave model.num_experts at 0 (bench train "
+                         "takes any)",
+                         what ? " " : "", what ? what : "");
     if (status == TR_OK && rows)
         single_kernels(&lab);
     else if (status == TR_OK)

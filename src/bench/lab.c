@@ -42,9 +42,6 @@ static tr_status parse(const tr_lab *lab, tr_comm *comm, int nown, char *const *
 }
 
 static tr_status check(const tr_config *c) {
-    if (c->model.num_experts > 0)
-        return tr_fail(TR_ERR_USAGE, "bench takes a dense model, and makes a layer of experts of "
-                                     "its size; leave model.num_experts at 0");
     if (c->parallel.pipeline * c->parallel.context * c->parallel.expert * c->parallel.tensor > 1)
         return tr_fail(TR_ERR_USAGE, "bench cuts the batch over all ranks; leave "
                                      "parallel.pipeline, context, expert and tensor at 1");

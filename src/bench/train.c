@@ -33,7 +33,7 @@ static tr_status speed_row(tr_stepper *s, tr_dtype t, int64_t T, double target, 
                                       .measured = *gflops_p,
                                       .base = peak,
                                       .kind = TR_SHARE,
-                                      .target = target});
+                                      .target = lab->device->host_memory ? target : 0});
     return TR_OK;
 }
 
@@ -53,12 +53,24 @@ static void memory_row(tr_lab *lab, tr_dtype t) {
                                       .at_most = true});
 }
 
+/* Weights, gradients and moments were found to be too large, by all ranks. */
+static bool too_large(tr_lab *lab, tr_dtype t, tr_status status) {
+    if (status == TR_OK || strncmp(tr_error_message(), "out of memory", 13) != 0) return false;
+    tr_row_begin(&lab->table, "training step %s, B %lld", tr_lab_dtype(t), (long long)lab->B);
+    tr_row_skip(&lab->table, "out of memory for weights, gradients and moments");
+    return true;
+}
+
 /* Both lengths of one type. *gflops_p: of the long one. */
 static tr_status type_rows(tr_lab *lab, tr_dtype t, double *gflops_p) {
     tr_stepper s;
     double few = 0;
     tr_resident_restart();
     tr_status status = tr_stepper_open(&s, lab, lab->world, t, lab->B, NULL);
+    if (too_large(lab, t, status)) {
+        tr_stepper_close(&s);
+        return TR_OK;
+    }
     if (status == TR_OK) status = speed_row(&s, t, lab->T, t == TR_F32 ? 0.75 : 0.65, gflops_p);
     if (status == TR_OK) {
         memory_row(lab, t);
@@ -136,8 +148,10 @@ static tr_status tensor_row(tr_lab *lab) {
 
 tr_status tr_bench_train(tr_lab *lab) {
     double fp32 = 0, bf16 = 0;
-    TR_TRY(type_rows(lab, TR_F32, &fp32));
-    TR_TRY(data_row(lab, fp32));
-    TR_TRY(tensor_row(lab));
+    if (lab->config->run.dtype == TR_F32) { /* run.dtype bfloat16: its rows alone */
+        TR_TRY(type_rows(lab, TR_F32, &fp32));
+        TR_TRY(data_row(lab, fp32));
+        TR_TRY(tensor_row(lab));
+    }
     return type_rows(lab, TR_BF16, &bf16);
 }

@@ -68,6 +68,13 @@ def test_one_rank(lab):
     assert sorted(p.name for p in lab.path.iterdir()) == before
 
 
+def test_steps_of_experts_in_one_type(lab):
+    sets = [*SETS, "--set", "model.num_experts=4", "--set", "run.dtype=bfloat16"]
+    rows = rows_of(lab.run("bench", "train", *sets).stdout)
+    check_rows(rows, TRAIN[3:])
+    assert not [name for name in rows if "fp32" in name and name.startswith("training step")]
+
+
 def test_two_ranks(lab):
     before = sorted(p.name for p in lab.path.iterdir())
     rows = rows_of(lab.run("bench", "comm", *SETS, ranks=2).stdout)
@@ -109,12 +116,12 @@ def test_each_kernel_beside_its_bound(lab, device):
         "--set", "training.global_batch_size=2"]
     text = lab.run("bench", "rows", *sets, timeout=600).stdout
     assert max(map(len, text.splitlines())) <= 100
-    found = re.findall(r"^(\w+(?: \w+)*?) +(\S.*?) +(fp32|bf16) +([\d.]+) +([\d.]+) "
-                       r"(GB/s|TFLOP/s) +([\d.]+) %$", text, re.M)
+    found = re.findall(r"^(\w.{19}) (.{34}) (fp32|bf16) +([\d.]+) +[\d.]+ "
+                       r"(?:GB/s|TFLOP/s) +[\d.]+ %$", text, re.M)
     types = {}
-    for kernel, _, dtype, *numbers in found:
-        types.setdefault(kernel, set()).add(dtype)
-        assert float(numbers[0]) > 0
+    for kernel, _, dtype, microseconds in found:
+        types.setdefault(kernel.strip(), set()).add(dtype)
+        assert float(microseconds) > 0
     assert types == ROWS
     assert re.search(r"^copy of \d+ MB: [\d.]+ GB/s", text, re.M)
     assert ("times and shares mean nothing" in text) == (device == "simt")
@@ -123,6 +130,7 @@ def test_each_kernel_beside_its_bound(lab, device):
 @pytest.mark.parametrize("words, code, text", [
     (["speed"], 64, "kernels, comm, train or rows"),
     (["comm", "train"], 64, "one word too many"),
+    (["rows", "--set", "model.num_experts=4"], 64, "bench rows takes a dense model"),
     (["--set", "model.num_experts=4"], 64, "leave model.num_experts at 0"),
     (["--set", "parallel.pipeline=1", "--set", "model.wide=4"], 64, "model.wide"),
     (["comm", "--set", "checkpoint.directory=text.txt", *SETS], 74, "text.txt"),

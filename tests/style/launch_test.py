@@ -66,7 +66,8 @@ class Launch(unittest.TestCase):
     def test_syntax(self):
         scripts = sorted((ROOT / "launch").glob("*.sh"))
         self.assertTrue(scripts)
-        run("bash", "-n", str(ROOT / "launch/slurm.sbatch"))
+        for script in ("slurm.sbatch", "gpu-check"):
+            run("bash", "-n", str(ROOT / "launch" / script))
         for script in scripts:
             for shell in SHELLS:
                 run(shell, "-n", str(script))
