@@ -9,9 +9,11 @@ extern "C" {
 #endif
 
 typedef struct {
-    const char *name;  /* "cpu", "cuda", "simt", "simt-check" */
-    const char *level; /* cpu: as tr_device_cpu says */
-    int local_rank;    /* this process among those of the job on its node; chooses a GPU */
+    const char *name;     /* "cpu", "cuda", "simt", "simt-check" */
+    const char *level;    /* cpu: as tr_device_cpu says */
+    int local_rank;       /* this process among those of the job on its node; chooses a GPU */
+    bool fabric;          /* cuda: with collectives on device memory (NCCL) */
+    double limit_seconds; /* that one of them may take; 0: any */
     /* Called when a call fails that cannot be undone, with a text; does not return. NULL: prints
      * the text and ends the process with code 70. */
     void (*fatal)(const char *text);

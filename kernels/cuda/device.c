@@ -7,6 +7,9 @@
 #include "kernels/cuda/stream.h"
 #include "kernels/makers.h"
 #include "kernels/module.h"
+#ifdef TR_NCCL
+#include "kernels/cuda/nccl_fabric.h"
+#endif
 
 #include <stdarg.h>
 #include <stdio.h>
@@ -344,6 +347,9 @@ static int64_t findings(tr_device *device) {
 static void destroy(tr_device *device) {
     cuda_device *d = (cuda_device *)(void *)device;
     while (d->streams) stream_destroy(d->streams);
+#ifdef TR_NCCL
+    tr_nccl_close((tr_fabric *)(uintptr_t)device->fabric);
+#endif
     free(d);
 }
 
@@ -377,6 +383,24 @@ static void fill(cuda_device *d) {
     fill_table(&d->kernels);
 }
 
+#ifdef TR_NCCL
+static bool open_fabric(tr_module_call *call, cuda_device *d) {
+    tr_nccl_wish wish = {
+        .ordinal = d->ordinal, .limit_seconds = call->wish->limit_seconds, .look_seconds = 1};
+    char text[512];
+    d->device.fabric = tr_nccl_open(&d->device, &wish, text, sizeof text);
+    return d->device.fabric ||
+           refuse(call, TR_ERR_INTERNAL, "%s; run.collectives mpi does without", text);
+}
+#else
+static bool open_fabric(tr_module_call *call, const cuda_device *d) {
+    (void)d;
+    return refuse(call, TR_ERR_USAGE,
+                  "the program was built without NCCL; use run.collectives mpi, or install NCCL "
+                  "with its header and build again");
+}
+#endif
+
 static bool same_layout(tr_module_call *call) {
     tr_module_layout here = {sizeof(tr_device), sizeof(tr_kernels), sizeof(tr_device_wish)};
     return memcmp(&call->layout, &here, sizeof here) == 0 ||
@@ -397,5 +421,9 @@ tr_device *tr_module_open(tr_module_call *call) {
     }
     fill(d);
     d->device.stream = add_stream(d, handle);
+    if (call->wish->fabric && !open_fabric(call, d)) {
+        destroy(&d->device);
+        return NULL;
+    }
     return &d->device;
 }

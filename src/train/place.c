@@ -51,7 +51,12 @@ static tr_status check_shared(const tr_config *config, tr_comm *world, const tr_
 
 tr_status tr_place_open(const tr_config *config, tr_comm *world, tr_device **device_p) {
     char *name = tr_config_value(config, "run.device");
-    tr_device_wish wish = {.name = name, .local_rank = tr_comm_local_rank(world), .fatal = end_job};
+    tr_device_wish wish = {.name = name,
+                           .local_rank = tr_comm_local_rank(world),
+                           .fabric = config->run.collectives == TR_COLLECTIVES_NCCL &&
+                                     tr_comm_size(world) > 1,
+                           .limit_seconds = (double)config->training.watchdog_seconds,
+                           .fatal = end_job};
     tr_device *device = tr_device_open(&wish);
     free(name);
     tr_status status = tr_agree(world, device ? TR_OK : tr_error_status());

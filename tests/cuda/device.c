@@ -147,6 +147,21 @@ static void says_what_is_missing(void **state) {
     close_one(open_as("cuda", 0));
 }
 
+/* Property: a build without NCCL says so. */
+static void refuses_a_fabric(void **state) {
+    (void)state;
+    tr_device_wish wish = {.name = "cuda", .fabric = true, .fatal = fatal};
+    tr_module_call call = {
+        .layout = {sizeof(tr_device), sizeof(tr_kernels), sizeof(tr_device_wish)},
+        .wish = &wish,
+        .text = refusal,
+        .text_bytes = sizeof refusal};
+    fake_reset();
+    assert_null(tr_module_open(&call));
+    assert_non_null(strstr(refusal, "built without NCCL; use run.collectives mpi"));
+    assert_int_equal(fake_alive(), 0);
+}
+
 static void refuses_other_builds(void **state) {
     (void)state;
     tr_device_wish wish = {.name = "cuda"};
@@ -384,12 +399,19 @@ static void every_call_of_opening_may_fail(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(opens_and_closes),     cmocka_unit_test(chooses_by_local_rank),
-        cmocka_unit_test(says_what_is_missing), cmocka_unit_test(refuses_other_builds),
-        cmocka_unit_test(copies_on_the_stream), cmocka_unit_test(orders_streams_by_events),
-        cmocka_unit_test(waits_with_others),    cmocka_unit_test(keeps_work_memory),
-        cmocka_unit_test(memory_runs_out),      cmocka_unit_test(a_launch_fails),
-        cmocka_unit_test(every_call_may_fail),  cmocka_unit_test(every_call_of_opening_may_fail),
+        cmocka_unit_test(opens_and_closes),
+        cmocka_unit_test(chooses_by_local_rank),
+        cmocka_unit_test(says_what_is_missing),
+        cmocka_unit_test(refuses_other_builds),
+        cmocka_unit_test(refuses_a_fabric),
+        cmocka_unit_test(copies_on_the_stream),
+        cmocka_unit_test(orders_streams_by_events),
+        cmocka_unit_test(waits_with_others),
+        cmocka_unit_test(keeps_work_memory),
+        cmocka_unit_test(memory_runs_out),
+        cmocka_unit_test(a_launch_fails),
+        cmocka_unit_test(every_call_may_fail),
+        cmocka_unit_test(every_call_of_opening_may_fail),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

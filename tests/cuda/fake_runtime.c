@@ -107,18 +107,33 @@ static const char *name_of(const void *address) {
 static cudaError_t note(const char *call, const char *format, ...)
     __attribute__((format(printf, 2, 3)));
 
-static cudaError_t note(const char *call, const char *format, ...) {
-    va_list arguments;
-    va_start(arguments, format);
+static int write_down(const char *call, const char *format, va_list arguments) {
     fake.used += (size_t)snprintf(fake.log + fake.used, LOG_BYTES - fake.used, "%s", call);
     fake.used += (size_t)vsnprintf(fake.log + fake.used, LOG_BYTES - fake.used, format, arguments);
     fake.used += (size_t)snprintf(fake.log + fake.used, LOG_BYTES - fake.used, "\n");
-    va_end(arguments);
     fake.calls++;
-    if (fake.fail_in == 0 || (fake.fail_name && strcmp(fake.fail_name, call) != 0))
-        return cudaSuccess;
-    if (--fake.fail_in > 0) return cudaSuccess;
-    return fake.last = fake.fail_with;
+    if (fake.fail_in == 0 || (fake.fail_name && strcmp(fake.fail_name, call) != 0)) return 0;
+    return --fake.fail_in > 0 ? 0 : (int)fake.fail_with;
+}
+
+static cudaError_t note(const char *call, const char *format, ...) {
+    va_list arguments;
+    va_start(arguments, format);
+    cudaError_t error = (cudaError_t)write_down(call, format, arguments);
+    va_end(arguments);
+    return error == cudaSuccess ? error : (fake.last = error);
+}
+
+int fake_note(const char *call, const char *format, ...) {
+    va_list arguments;
+    va_start(arguments, format);
+    int result = write_down(call, format, arguments);
+    va_end(arguments);
+    return result;
+}
+
+const char *fake_name(const void *address) {
+    return name_of(address);
 }
 
 static void *make(char kind, size_t bytes) {

@@ -23,3 +23,8 @@ int fake_calls(void);  /* lines in it */
 
 /* How much memory and how many streams and events were made and not given back. */
 int fake_alive(void);
+
+/* For fakes of other libraries: writes a line down, "CALL" and what follows; the result is what
+ * fake_fail has for it, or 0. The name of an address in lines. */
+int fake_note(const char *call, const char *format, ...) __attribute__((format(printf, 2, 3)));
+const char *fake_name(const void *address);
