@@ -2,33 +2,7 @@
  * documents, and products are those of float64; bf16 rounds to nearest even at every kind of
  * value. */
 #include "tests/simt/check.h"
-
-/* PTX ISA, "Matrix Fragments for mma.m16n8k16 with floating point type", restated. Lane l is in
- * group l >> 2 and is thread l & 3 of it. Element i of the lane's fragment is at: */
-struct position {
-    int row, column;
-};
-
-/* A (16 x 16), i = 0..7: rows of the group, but 8 lower for i = 2, 3, 6, 7; columns two per thread,
- * and 8 further right from i = 4. */
-static position of_a(int lane, int i) {
-    int group = lane >> 2, thread = lane & 3;
-    bool upper = (0 <= i && i < 2) || (4 <= i && i < 6);
-    int column = thread * 2 + (i & 1);
-    return {upper ? group : group + 8, i < 4 ? column : column + 8};
-}
-
-/* B (16 x 8), i = 0..3: columns are groups; rows two per thread, and 8 further down from i = 2. */
-static position of_b(int lane, int i) {
-    int row = (lane & 3) * 2 + (i & 1);
-    return {i < 2 ? row : row + 8, lane >> 2};
-}
-
-/* C and D (16 x 8), i = 0..3: rows of the group, 8 lower from i = 2; columns two per thread. */
-static position of_c(int lane, int i) {
-    int group = lane >> 2;
-    return {i < 2 ? group : group + 8, (lane & 3) * 2 + (i & 1)};
-}
+#include "tests/simt/documented.h"
 
 __global__ void multiply(float *d, const uint32_t *a, const uint32_t *b, const float *c) {
     uint32_t ra[4], rb[2];
@@ -41,11 +15,6 @@ __global__ void multiply(float *d, const uint32_t *a, const uint32_t *b, const f
     mma_m16n8k16_bf16(rc, ra, rb, rc); /* in place */
     for (int r = 0; r < 4; r++) d[lane * 4 + r] = rd[r];
     for (int r = 0; r < 4; r++) d[128 + lane * 4 + r] = rc[r];
-}
-
-static unsigned next_random(unsigned *state) {
-    *state = *state * 1664525u + 1013904223u;
-    return *state >> 8;
 }
 
 static uint32_t pair(bf16 low, bf16 high) {
@@ -123,8 +92,6 @@ __global__ void load(uint32_t *out, int transposed) {
     for (int i = 0; i < 4; i++) out[lane * 4 + i] = r[i];
 }
 
-/* PTX ISA, ldmatrix: thread l receives elements 2 (l & 3) and the next of row l >> 2 of each 8 x 8
- * matrix; with .trans of its column. */
 static void check_ldmatrix(int transposed) {
     uint32_t *dout = device_array<uint32_t>(128);
     LAUNCH(load, 1, 32, 32 * STRIDE * sizeof(bf16), 0)(dout, transposed);
@@ -133,10 +100,9 @@ static void check_ldmatrix(int transposed) {
         for (int i = 0; i < 4; i++) {
             uint32_t want = 0;
             for (int half = 0; half < 2; half++) {
-                int along = 2 * (lane & 3) + half, across = lane >> 2;
-                int row = transposed ? along : across, column = transposed ? across : along;
-                int provider = 8 * i + row; /* the lane that points to this row */
-                want |= (uint32_t)(1000 + provider * 5 % 32 * STRIDE + column) << (16 * half);
+                position p = of_ldmatrix(lane, half, transposed);
+                int provider = 8 * i + p.row; /* the lane that points to this row */
+                want |= (uint32_t)(1000 + provider * 5 % 32 * STRIDE + p.column) << (16 * half);
             }
             CHECK(out[lane * 4 + i] == want, "ldmatrix, transposed %d, lane %d, matrix %d: %x, %x",
                   transposed, lane, i, out[lane * 4 + i], want);
@@ -144,44 +110,19 @@ static void check_ldmatrix(int transposed) {
     simt_free(dout);
 }
 
-/* Nearest even by comparison in float64 with both neighbours. */
-static uint16_t rounded(float f) {
-    uint32_t bits;
-    memcpy(&bits, &f, 4);
-    uint16_t down = (uint16_t)(bits >> 16);
-    if (isnan(f)) return 0x7fff;
-    if (isinf(f) || (bits & 0xffff) == 0) return down;
-    uint16_t up = (uint16_t)(down + 1); /* away from zero */
-    double a = bf16_to_f32(bf16{down}), b = bf16_to_f32(bf16{up});
-    if (isinf(b)) b = copysign(ldexp(1.0, 128), b); /* where the next value would be */
-    double to_a = fabs((double)f - a), to_b = fabs(b - (double)f);
-    if (to_a != to_b) return to_a < to_b ? down : up;
-    return down & 1 ? up : down;
-}
-
 static void check_bf16() {
-    const uint32_t special[] = {
-        0x00000000, 0x80000000, 0x7f800000, 0xff800000, /* zeros, infinities */
-        0x7fc00000, 0x7f800001, 0xffc12345, 0xffffffff, /* NaNs, one that truncates to inf */
-        0x00000001, 0x00007fff, 0x00008000, 0x00008001, /* denormals around the first tie */
-        0x00017fff, 0x00018000, 0x00018001, 0x007fffff, /* ... and up to the first normal */
-        0x3f808000, 0x3f818000, 0x3f807fff, 0x3f808001, /* ties to even, both ways */
-        0x7f7fffff, 0x7f7f8000, 0x7f7f7fff, 0xff7f8000, /* to infinity, and not quite */
-    };
-    for (uint32_t bits : special) {
-        float f;
-        memcpy(&f, &bits, 4);
-        CHECK(f32_to_bf16(f).x == rounded(f), "%08x: %04x, not %04x", bits, f32_to_bf16(f).x,
-              rounded(f));
+    for (uint32_t bits : special_floats) {
+        float f = from_bits(bits);
+        CHECK(f32_to_bf16(f).x == rounded_bf16(f), "%08x: %04x, not %04x", bits, f32_to_bf16(f).x,
+              rounded_bf16(f));
     }
     unsigned state = 3;
     for (int i = 0; i < 1000000; i++) {
         uint32_t bits = next_random(&state) ^ next_random(&state) << 16;
         if (i % 4 == 0) bits = (bits & 0xffff0000u) | 0x8000u; /* a tie */
-        float f;
-        memcpy(&f, &bits, 4);
-        if (f32_to_bf16(f).x != rounded(f))
-            CHECK(false, "%08x: %04x, not %04x", bits, f32_to_bf16(f).x, rounded(f));
+        float f = from_bits(bits);
+        if (f32_to_bf16(f).x != rounded_bf16(f))
+            CHECK(false, "%08x: %04x, not %04x", bits, f32_to_bf16(f).x, rounded_bf16(f));
     }
     for (uint32_t h = 0; h < 65536; h++) { /* exact values keep their bits, NaNs become one */
         float f = bf16_to_f32(bf16{(uint16_t)h});

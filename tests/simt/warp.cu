@@ -1,6 +1,7 @@
 /* Property: shuffles of every mode and width, votes, matches, sums and atomics give what CUDA
  * documents, for full and partial masks, in warps that diverge and in a block's short last warp. */
 #include "tests/simt/check.h"
+#include "tests/simt/documented.h"
 
 constexpr unsigned ALL = 0xffffffffu;
 
@@ -15,17 +16,6 @@ __global__ void shuffles(int *out, int mode, int width, int delta) {
     out[lane] = got;
 }
 
-/* CUDA C++ Programming Guide, "Warp Shuffle Functions": sections of `width` lanes; the index is
- * modulo width; up and down leave lanes at the edge unchanged; xor may reach into lower sections
- * but not into higher ones. */
-static int source_of(int mode, int lane, int width, int delta) {
-    int section = lane / width, first = section * width, last = first + width - 1;
-    if (mode == 0) return first + delta % width;
-    if (mode == 1) return lane - delta < first ? lane : lane - delta;
-    if (mode == 2) return lane + delta > last ? lane : lane + delta;
-    return (lane ^ delta) > last ? lane : lane ^ delta;
-}
-
 static void check_shuffles() {
     int *d_out = device_array<int>(32);
     for (int mode = 0; mode < 4; mode++)
@@ -34,7 +24,7 @@ static void check_shuffles() {
                 LAUNCH(shuffles, 1, 32, 0, 0)(d_out, mode, width, delta);
                 std::vector<int> out = to_host(d_out, 32);
                 for (int lane = 0; lane < 32; lane++) {
-                    int want = 100 + source_of(mode, lane, width, delta);
+                    int want = 100 + shuffle_source(mode, lane, width, delta);
                     if (out[lane] != want)
                         CHECK(false, "mode %d, width %d, delta %d, lane %d: %d, not %d", mode,
                               width, delta, lane, out[lane], want);
