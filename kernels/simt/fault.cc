@@ -77,7 +77,9 @@ void fault_begin_launch() {
     install_handlers();
     stack_t have, stack = {};
     if (sigaltstack(nullptr, &have) != 0 || !(have.ss_flags & SS_DISABLE)) return;
-    stack.ss_sp = malloc(HANDLER_STACK); /* one for each host thread that launches */
+    stack.ss_sp = mmap(nullptr, HANDLER_STACK, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS,
+                       -1, 0); /* for each thread that launches */
+    if (stack.ss_sp == MAP_FAILED) return;
     stack.ss_size = HANDLER_STACK;
     sigaltstack(&stack, nullptr);
 }

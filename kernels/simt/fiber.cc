@@ -62,7 +62,9 @@ struct {
 } ready;
 
 struct {
-    std::vector<fiber *> all, idle;
+    fiber all[MAX_THREADS];
+    fiber *idle[MAX_THREADS]; /* the last used is used next: its stack is in the cache */
+    int count, idle_count;
     fiber host; /* the caller's own stack */
     fiber *current;
     size_t host_bytes; /* bounds of the host's stack, for ASan */
@@ -119,23 +121,19 @@ fiber *new_fiber() {
     void *memory = mmap(nullptr, STACK_BYTES + page, PROT_READ | PROT_WRITE,
                         MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (memory == MAP_FAILED) {
-        report("out of memory", nullptr, nullptr, "no stack for a thread (%zu fibers exist)",
-               fibers.all.size());
+        report("out of memory", nullptr, nullptr, "no stack for a thread (%d fibers exist)",
+               fibers.count);
         abort();
     }
     mprotect(memory, page, PROT_NONE);
-    fiber *f = new fiber();
+    fiber *f = &fibers.all[fibers.count++];
     f->stack = static_cast<unsigned char *>(memory) + page;
     arm(*f);
-    fibers.all.push_back(f);
     return f;
 }
 
 fiber *idle_fiber() {
-    if (fibers.idle.empty()) return new_fiber();
-    fiber *f = fibers.idle.back();
-    fibers.idle.pop_back();
-    return f;
+    return fibers.idle_count ? fibers.idle[--fibers.idle_count] : new_fiber();
 }
 
 thread &next_ready() {
@@ -171,7 +169,7 @@ void fiber_main() {
                 report_deadlock();
                 now.aborted = true;
             }
-            fibers.idle.push_back(&me);
+            fibers.idle[fibers.idle_count++] = &me;
             switch_to(fibers.host);
             continue;
         }
@@ -181,7 +179,7 @@ void fiber_main() {
             next.on = &me;
             continue;
         }
-        fibers.idle.push_back(&me);
+        fibers.idle[fibers.idle_count++] = &me;
         switch_to(*next.on);
     }
 }
@@ -216,9 +214,12 @@ void abort_block() {
 
 void fibers_begin_launch() {
     fibers.current = &fibers.host;
-    if (fibers.idle.size() != fibers.all.size()) {
-        fibers.idle = fibers.all;
-        for (fiber *f : fibers.all) arm(*f);
+    if (fibers.idle_count != fibers.count) {
+        fibers.idle_count = fibers.count;
+        for (int i = 0; i < fibers.count; i++) {
+            fibers.idle[i] = &fibers.all[i];
+            arm(fibers.all[i]);
+        }
     }
 #if SIMT_ASAN
     pthread_attr_t attributes;
@@ -250,8 +251,10 @@ void *current_stack_top() {
 
 bool in_guard_page(const void *p) {
     size_t page = (size_t)sysconf(_SC_PAGESIZE);
-    for (const fiber *f : fibers.all)
-        if (p < f->stack && p >= f->stack - page) return true;
+    for (int i = 0; i < fibers.count; i++) {
+        const unsigned char *stack = fibers.all[i].stack;
+        if (p < stack && p >= stack - page) return true;
+    }
     return false;
 }
 
