@@ -121,6 +121,7 @@ mkdir $bare
 ldd $(command -v bash env awk sed grep ps tee tail head sort find mktemp diff paste dirname \
     tr cut sleep date rm cp wc cat) | awk '$2 == "=>" { print $3 }' | sort -u | xargs cp -Lt $bare
 folder=$(dirname $(ldd /bin/sh | awk '/libc.so/ { print $3 }'))
+cp -L $(ldd /bin/sh | awk '/ld-linux/ { print $1 }') $bare
 mount --bind $bare $folder
 if ls $folder | grep -E 'libmpi|hdf5|dnnl|libgomp|jansson'; then echo still here >&2; exit 1; fi
 exec "$@"
