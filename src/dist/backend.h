@@ -186,8 +186,8 @@ static inline tr_device *tr_work_device(const tr_work *work) {
 
 /* staged.c. Local. Gives back what a request has kept. */
 void tr_staged_free(tr_staged *staged);
-/* fabric.c. Collective on comm. Leaves all groups. */
-void tr_links_free(tr_comm *comm);
+/* fabric.c. Collective on comm. Leaves the groups on the device; NULL: on any. */
+void tr_links_free(tr_comm *comm, const tr_device *device);
 
 /* side.c: what operations keep of a device between them. All local. */
 typedef struct {

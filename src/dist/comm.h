@@ -44,7 +44,8 @@ void tr_comm_free(tr_comm *comm); /* NULL-safe. Collective on comm. */
 
 /* Local. A literal, for messages: what the group is. */
 void tr_comm_set_name(tr_comm *comm, const char *name);
-/* Collective on the world, nothing is in flight. Gives back what operations on a device's memory
+/* Collective on the ranks that have used the device together, which have nothing in flight on it.
+ * Gives back what operations on a device's memory
  * keep of it; before it is destroyed. */
 void tr_comm_leave_device(tr_comm *world, tr_device *device);
 

@@ -391,20 +391,36 @@ static void end(tr_request *request) {
     tr_side_give_event(tr_side_of(request->comm->runtime, device), request->event);
 }
 
-void tr_links_free(tr_comm *comm) {
+/* Takes those of the device, or all, off the communicator. */
+static tr_link *take_links(tr_comm *comm, const tr_device *device) {
+    tr_link *taken = NULL;
+    for (tr_link **at = &comm->links; *at;) {
+        tr_link *link = *at;
+        if (device && link->device != device) {
+            at = &link->next;
+            continue;
+        }
+        *at = link->next;
+        link->next = taken;
+        taken = link;
+    }
+    return taken;
+}
+
+void tr_links_free(tr_comm *comm, const tr_device *device) {
     bool leaving = true;
-    for (tr_link *link = comm->links; link; link = link->next) {
+    tr_link *taken = take_links(comm, device);
+    for (tr_link *link = taken; link; link = link->next) {
         link->device->stream_wait(link->stream);
         fabric_of(link)->finish(link->group);
     }
     while (leaving) {
         leaving = false;
-        for (tr_link *link = comm->links; link; link = link->next)
+        for (tr_link *link = taken; link; link = link->next)
             leaving |= !fabric_of(link)->settled(link->group);
     }
-    while (comm->links) {
-        tr_link *link = comm->links;
-        comm->links = link->next;
+    for (tr_link *link = taken, *next; link; link = next) {
+        next = link->next;
         TR_MPI(MPI_Wait(&link->going, MPI_STATUS_IGNORE));
         fabric_of(link)->leave(link->group);
         link->device->stream_destroy(link->stream);
