@@ -1,6 +1,6 @@
-"""Property: launch/gpu-check takes all its steps and writes their table; a step that fails, hangs or
-finds no time is named as such; a pack runs where none of our libraries are. The emulator stands for
-the GPU, or scripts for the programs."""
+"""Property: launch/gpu-check takes all its steps and writes their table; a step that fails, hangs
+or finds no time is named as such; a pack runs where none of our libraries are. The emulator stands
+for the GPU, or scripts for the programs."""
 import os
 import re
 import shutil
