@@ -6,9 +6,9 @@
  * has bit 4 n + e in `seen`, a word that says which pairs the mask shows; tiles have at most 64
  * columns.
  *
- * A hidden pair has probability 0, but 0 times NaN is NaN: where a tile has hidden pairs, numbers
- * that are not finite are taken out of the second operand. If there were any, a second product of
- * ones finds which sums have seen one, and makes them NaN. */
+ * A hidden pair has probability 0, but 0 times NaN is NaN: where a tile has hidden pairs, it is
+ * searched for numbers that are not finite. If there are any, a product of ones finds which sums
+ * have seen one, and makes them NaN; then zeros take their place in the tile. */
 #pragma once
 #include "kernels/cuda/attention.cuh"
 #include "kernels/cuda/tile.cuh"
@@ -58,6 +58,32 @@ DEVFN void scores_of(float (*scores)[4], const bf16 *x, int r, const bf16 *y) {
     }
 }
 
+/* cap tanh(x / cap). The error is 1e-7 of cap; tanhf has branches, and N of them take registers. */
+DEVFN float capped(float x, float cap) {
+    return cap - __fdividef(2 * cap, 1 + exp2f(x * (2 * LOG2_E / cap)));
+}
+
+/* Scores from sums of products. */
+template <int N> DEVFN void scale_scores(const tr_attention *a, float (*s)[4]) {
+#pragma unroll
+    for (int e = 0; e < 4 * N; e++) s[e / 4][e % 4] *= a->scale;
+    if (!(a->soft_cap > 0)) return;
+#pragma unroll
+    for (int e = 0; e < 4 * N; e++) s[e / 4][e % 4] = capped(s[e / 4][e % 4], a->soft_cap);
+}
+
+/* x times the derivatives of such scores by the plain ones. */
+template <int N>
+DEVFN void slope_scores(const tr_attention *a, float (*x)[4], const float (*s)[4]) {
+    if (!(a->soft_cap > 0)) return;
+    float inverse = 1 / a->soft_cap;
+#pragma unroll
+    for (int e = 0; e < 4 * N; e++) {
+        float t = s[e / 4][e % 4] * inverse;
+        x[e / 4][e % 4] *= 1 - t * t;
+    }
+}
+
 /* Scores 16 k.. as a first operand. */
 DEVFN void pack_scores(uint32_t first[4], const float (*scores)[4], int k) {
     first[0] = pack_bf16x2(scores[2 * k][0], scores[2 * k][1]);
@@ -88,47 +114,61 @@ DEVFN uint32_t not_finite(uint32_t pair) {
     return low | ((pair & 0x7f800000u) == 0x7f800000u ? 0xffff0000u : 0);
 }
 
-/* As add_product where some pairs are hidden; their scores are 0. */
-template <int N, int K, int C>
-DEVFN void add_seen_product(float (*sum)[4], const float (*scores)[4], uint32_t seen,
-                            const bf16 *tile, int chunk) {
-    uint32_t any = 0, first[4], second[4];
-#pragma unroll
-    for (int k = 0; k < K; k++) {
-        pack_scores(first, scores, k);
-#pragma unroll
-        for (int n = 0; n < N; n += 2) {
-            second_operand_trans<C>(second, tile, chunk + n, k);
-            for (int e = 0; e < 4; e++) {
-                uint32_t bad = not_finite(second[e]);
-                second[e] &= ~bad;
-                any |= bad;
-            }
-            mma_m16n8k16_bf16(sum[n], first, second, sum[n]);
-            mma_m16n8k16_bf16(sum[n + 1], first, second + 2, sum[n + 1]);
-        }
-    }
-    if (!__any_sync(~0u, any != 0)) return;
+/* Which sums have seen a number that is not finite, of up to 8 blocks of columns: bit 4 n + e.
+ * Seldom run, and kept out of the registers of what is. */
+template <int K, int C>
+DEVFN uint32_t met_not_finite(uint32_t seen, const bf16 *tile, int chunk, int blocks) {
     const uint32_t ones = 0x3f803f80u;
-#pragma unroll
-    for (int n = 0; n < N; n += 2) {
+    uint32_t met = 0, first[4], second[4];
+#pragma unroll 1
+    for (int n = 0; n < blocks; n += 2) {
         float count[2][4] = {{0, 0, 0, 0}, {0, 0, 0, 0}};
 #pragma unroll 1
         for (int k = 0; k < K; k++) {
+            second_operand_trans<C>(second, tile, chunk + n, k);
+#pragma unroll
             for (int e = 0; e < 4; e++) {
                 uint32_t bits = seen >> (8 * k + 2 * e);
-                first[e] = (bits & 1 ? 0xffffu : 0) | (bits & 2 ? 0xffff0000u : 0);
-                first[e] &= ones;
+                first[e] = ((bits & 1 ? 0xffffu : 0) | (bits & 2 ? 0xffff0000u : 0)) & ones;
+                second[e] = not_finite(second[e]) & ones;
             }
-            second_operand_trans<C>(second, tile, chunk + n, k);
-            for (int e = 0; e < 4; e++) second[e] = not_finite(second[e]) & ones;
             mma_m16n8k16_bf16(count[0], first, second, count[0]);
             mma_m16n8k16_bf16(count[1], first, second + 2, count[1]);
         }
 #pragma unroll
         for (int e = 0; e < 8; e++)
-            if (count[e / 4][e % 4] > 0) sum[n + e / 4][e % 4] = NAN;
+            if (count[e / 4][e % 4] > 0) met |= 1u << (4 * n + e);
     }
+    return met;
+}
+
+/* Before add_product on a tile with hidden pairs: numbers that are not finite leave the tile, and
+ * sums that have seen one are NaN. By all threads of the block. N, K, chunk as in add_product. */
+template <int N, int K, int C, int THREADS>
+DEVFN void hide_not_finite(float (*sum)[4], uint32_t seen, bf16 *tile, int chunk) {
+    uint32_t any = 0;
+#pragma unroll 2
+    for (int i = (int)threadIdx.x; i < 16 * K * C; i += THREADS) {
+        uint4 v = ld128(tile + 8 * i);
+        any |= not_finite(v.x) | not_finite(v.y) | not_finite(v.z) | not_finite(v.w);
+    }
+    if (!__syncthreads_or(any != 0)) return;
+#pragma unroll
+    for (int n = 0; n < N; n += 8) {
+        uint32_t met = met_not_finite<K, C>(seen, tile, chunk + n, N - n < 8 ? N - n : 8);
+#pragma unroll
+        for (int e = 0; e < 32 && n + e / 4 < N; e++)
+            if (met >> e & 1) sum[n + e / 4][e % 4] = NAN;
+    }
+    SYNCTHREADS(); /* all have looked */
+#pragma unroll 1
+    for (int i = (int)threadIdx.x; i < 16 * K * C; i += THREADS) {
+        uint4 v = ld128(tile + 8 * i);
+        v.x &= ~not_finite(v.x), v.y &= ~not_finite(v.y);
+        v.z &= ~not_finite(v.z), v.w &= ~not_finite(v.w);
+        st128(tile + 8 * i, v);
+    }
+    SYNCTHREADS();
 }
 
 /* Bit 4n + 2r + e: a lane's query i + 8r sees the key j + 8n + e. */

@@ -3,7 +3,20 @@
  * Scores are computed again from q, k and lse (Dao 2023, "FlashAttention-2"), twice: one kernel
  * keeps 64 queries and goes over the keys for dq, one keeps 64 keys and goes over the queries, head
  * after head of its group, for dk and dv. So every sum has one owner and one order: no atomics, and
- * results repeat. That is 7 products where atomics would need 5. */
+ * results repeat. That is 7 products where atomics would need 5 (9 from head dimension 192 on,
+ * where two warps share the columns of dk and dv of 16 keys, and both compute their scores). The
+ * tile of the moving side is 64 rows, where registers run out 32. Shared memory bounds both.
+ *
+ * ptxas 13.0, no spills:         64   80   96  128  192/128  256
+ *     dq:  shared memory, KB     48   60   72   64     80    128
+ *          registers, sm_80     208  244  246  183    249    245
+ *                     sm_90a    210  246  248  186    246    251
+ *                     sm_100    222  226  238  202    243    254
+ *     dkv: shared memory, KB     49   61   49   65     81    129
+ *          registers, sm_80     238  255  247  246    245    250
+ *                     sm_90a    229  254  246  246    245    255
+ *                     sm_100    240  242  223  244    240    250
+ * Not measured on a card yet. */
 #include "kernels/cuda/attention_bf16.cuh"
 
 static const int ROWS = 64, DQ_THREADS = 128;
@@ -11,16 +24,15 @@ static const int ROWS = 64, DQ_THREADS = 128;
 /* How many rows the moving side has in a tile, and how many warps share the columns of dk and dv:
  * what the registers of a thread allow. */
 template <int D> struct shape_of {
-    static const int KEYS = D >= 128 ? 32 : 64, QUERIES = D >= 128 ? 32 : 64;
-    static const int SHARES = D > 192 ? 2 : 1, DKV_THREADS = 128 * SHARES;
+    static const int KEYS = D >= 128 ? 32 : 64, QUERIES = D >= 96 ? 32 : 64;
+    static const int SHARES = D >= 192 ? 2 : 1, DKV_THREADS = 128 * SHARES;
 };
 
-/* From the sum of q k and from dp to the probability and ds, both 0 where hidden. */
-DEVFN void gradient_of(const tr_attention *a, bool seen, float lse, float delta, float *s,
-                       float *dp) {
-    float slope, score = score_of(a, *s, &slope), p = exp2f((score - lse) * LOG2_E);
+/* A score becomes its probability, and (dp - delta) slope becomes ds; both are 0 where hidden. */
+DEVFN void gradient_of(bool seen, float lse, float *s, float *ds) {
+    float p = exp2f((*s - lse) * LOG2_E);
     *s = seen ? p : 0;
-    *dp = seen ? p * (*dp - delta) * slope : 0;
+    *ds = seen ? p * *ds : 0;
 }
 
 /* A lane's row r of sums, columns first.. of a gradient's row at `at`. */
@@ -80,6 +92,10 @@ __global__ void __launch_bounds__(128, DQ > 128 ? 1 : 2) dq_kernel(attention_cal
         float s[KEYS / 8][4], ds[KEYS / 8][4];
         scores_of<KEYS / 8, DQ / 16, DQ / 8>(s, q, 16 * warp, k);
         scores_of<KEYS / 8, DV / 16, DV / 8>(ds, dout, 16 * warp, v);
+        scale_scores<KEYS / 8>(a, s);
+#pragma unroll
+        for (int e = 0; e < KEYS / 2; e++) ds[e / 4][e % 4] -= delta[e % 4 / 2];
+        slope_scores<KEYS / 8>(a, ds, s);
         uint32_t seen = ~0u;
         if (view != SEEN_BY_ALL) {
             interval keys[2] = {keys_of(a, b, row), keys_of(a, b, row + 8)};
@@ -89,12 +105,10 @@ __global__ void __launch_bounds__(128, DQ > 128 ? 1 : 2) dq_kernel(attention_cal
         for (int n = 0; n < KEYS / 8; n++)
 #pragma unroll
             for (int e = 0; e < 4; e++)
-                gradient_of(a, seen >> (4 * n + e) & 1, lse[e / 2], delta[e / 2], &s[n][e],
-                            &ds[n][e]);
-        if (view == SEEN_BY_ALL)
-            add_product<DQ / 8, KEYS / 16, DQ / 8>(dq, ds, k, 0);
-        else
-            add_seen_product<DQ / 8, KEYS / 16, DQ / 8>(dq, ds, seen, k, 0);
+                gradient_of(seen >> (4 * n + e) & 1, lse[e / 2], &s[n][e], &ds[n][e]);
+        if (view != SEEN_BY_ALL)
+            hide_not_finite<DQ / 8, KEYS / 16, DQ / 8, DQ_THREADS>(dq, seen, k, 0);
+        add_product<DQ / 8, KEYS / 16, DQ / 8>(dq, ds, k, 0);
         SYNCTHREADS(); /* before the tile after next takes this one's place */
     }
 #pragma unroll
@@ -172,20 +186,22 @@ __global__ void __launch_bounds__(shape_of<DQ>::DKV_THREADS, 1) dkv_kernel(atten
         float p[N / 8][4], ds[N / 8][4];
         scores_of<N / 8, DQ / 16, DQ / 8>(p, k, first, q);
         scores_of<N / 8, DV / 16, DV / 8>(ds, v, first, dout);
+        scale_scores<N / 8>(a, p);
+#pragma unroll
+        for (int e = 0; e < N / 2; e++) ds[e / 4][e % 4] -= delta[e / 4 * 8 + e % 2];
+        slope_scores<N / 8>(a, ds, p);
         uint32_t seen = view == SEEN_BY_ALL ? ~0u : seen_queries<N / 8>(a, b, query, key);
 #pragma unroll
         for (int n = 0; n < N / 8; n++)
 #pragma unroll
             for (int e = 0; e < 4; e++)
-                gradient_of(a, seen >> (4 * n + e) & 1, lse[8 * n + e % 2], delta[8 * n + e % 2],
-                            &p[n][e], &ds[n][e]);
-        if (view == SEEN_BY_ALL) {
-            add_product<VO, N / 16, DV / 8>(dv, p, dout, share * VO);
-            add_product<QK, N / 16, DQ / 8>(dk, ds, q, share * QK);
-        } else {
-            add_seen_product<VO, N / 16, DV / 8>(dv, p, seen, dout, share * VO);
-            add_seen_product<QK, N / 16, DQ / 8>(dk, ds, seen, q, share * QK);
+                gradient_of(seen >> (4 * n + e) & 1, lse[8 * n + e % 2], &p[n][e], &ds[n][e]);
+        if (view != SEEN_BY_ALL) {
+            hide_not_finite<VO, N / 16, DV / 8, THREADS>(dv, seen, dout, share * VO);
+            hide_not_finite<QK, N / 16, DQ / 8, THREADS>(dk, seen, q, share * QK);
         }
+        add_product<VO, N / 16, DV / 8>(dv, p, dout, share * VO);
+        add_product<QK, N / 16, DQ / 8>(dk, ds, q, share * QK);
         SYNCTHREADS(); /* before the tile after next takes this one's place */
         h = next_h, i = next_i, view = next_view, side ^= 1;
     }

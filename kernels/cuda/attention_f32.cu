@@ -5,8 +5,9 @@
  * hides has the score -1: it adds nothing, whatever stands in the hidden row. Dot products run in
  * the order of the head dimension, as delta's do (attention.cu). Shared memory bounds it: 4 loads
  * of 16 bytes for 16 FMA in the scores. For checking and for models that must have fp32; bf16 has
- * the fast kernels. Shared memory at D = 64, 128, 256: 31, 55, 104 KB forward, 44, 75, 140 KB
- * backward. Not measured on a card yet. */
+ * the fast kernels. Shared memory at D = 64, 128, 256: 31, 55, 104 KB forward, 44, 77, 142 KB
+ * backward. 74 to 134 registers, at most 48 bytes of them spilled.
+ * Not measured on a card yet. */
 #include "kernels/cuda/attention.cuh"
 
 #include "kernels/cuda/tile.cuh"
@@ -35,6 +36,7 @@ template <int D> DEVFN void dots_of(float dots[2][2], const float *x, const floa
 #pragma unroll 4
     for (int d = 0; d < D; d += 4) {
         float u[2][4], w[2][4];
+#pragma unroll
         for (int e = 0; e < 2; e++) {
             load4(u[e], x + (row + e) * (D + 4) + d);
             load4(w[e], y + (column + 16 * e) * (D + 4) + d);
@@ -58,6 +60,7 @@ DEVFN void add_rows(float (*sum)[D / 16], const float *pairs, const float *seen,
 #pragma unroll
         for (int c = 0; c < D / 16; c++) {
             float v = values[j * (D + 4) + column + 16 * c];
+#pragma unroll
             for (int r = 0; r < 2; r++)
                 if (!hidden[r]) sum[r][c] += p[r] * v;
         }
@@ -77,10 +80,12 @@ DEVFN float row_sum(float x) {
 /* A row's scores of one tile become probabilities relative to the new maximum. */
 DEVFN void soften(float s[2], const bool seen[2], float *m, float *l, float *shrink_p) {
     float top = *m;
+#pragma unroll
     for (int c = 0; c < 2; c++)
         if (seen[c]) top = fmaxf(top, s[c]);
     top = row_max(top);
     float base = top == -INFINITY ? 0 : top, sum = 0;
+#pragma unroll
     for (int c = 0; c < 2; c++) {
         s[c] = seen[c] ? exp2f((s[c] - base) * LOG2_E) : -1;
         if (seen[c]) sum += s[c];
@@ -111,9 +116,11 @@ template <int D> __global__ void __launch_bounds__(256) forward_kernel(attention
         SYNCTHREADS();
         float s[2][2], slope, shrink;
         dots_of<D>(s, q, k);
+#pragma unroll
         for (int r = 0; r < 2; r++) {
             interval keys = keys_of(a, b, i + row + r);
             bool seen[2];
+#pragma unroll
             for (int c = 0; c < 2; c++) {
                 s[r][c] = score_of(a, s[r][c], &slope);
                 seen[c] = sees(a, keys, place_of(a, i + row + r), j + column + 16 * c);
@@ -121,12 +128,14 @@ template <int D> __global__ void __launch_bounds__(256) forward_kernel(attention
             soften(s[r], seen, &m[r], &l[r], &shrink);
 #pragma unroll
             for (int c = 0; c < D / 16; c++) o[r][c] *= shrink;
+#pragma unroll
             for (int c = 0; c < 2; c++) pairs[(row + r) * PAIR_ROW + column + 16 * c] = s[r][c];
         }
         SYNCWARP(~0u); /* a warp reads its own rows */
         add_rows<D>(o, pairs, pairs, v);
         SYNCTHREADS(); /* before the next tile takes their place */
     }
+#pragma unroll
     for (int r = 0; r < 2; r++) {
         bool there = i + row + r < a->Sq;
         int64_t at = there ? lse_at(a, b, i + row + r, h) : 0;
@@ -136,6 +145,7 @@ template <int D> __global__ void __launch_bounds__(256) forward_kernel(attention
         if (!there || !end.write) continue;
         if (column == 0) a->lse[at] = end.lse;
         at = out_at(a, b, i + row + r, h);
+#pragma unroll
         for (int c = 0; c < D / 16; c++)
             if (column + 16 * c < a->Dv) store_out(a, at + column + 16 * c, &end, o[r][c]);
     }
@@ -161,6 +171,7 @@ template <int D> __global__ void __launch_bounds__(256) dq_kernel(attention_call
     float dq[2][D / 16], lse[2] = {0, 0}, delta[2] = {0, 0};
 #pragma unroll
     for (int c = 0; c < D / 16; c++) dq[0][c] = dq[1][c] = 0;
+#pragma unroll
     for (int r = 0; r < 2; r++)
         if (i + row + r < a->Sq) {
             lse[r] = a->lse[lse_at(a, b, i + row + r, h)];
@@ -178,8 +189,10 @@ template <int D> __global__ void __launch_bounds__(256) dq_kernel(attention_call
         float s[2][2], dp[2][2];
         dots_of<D>(s, q, k);
         dots_of<D>(dp, dout, v);
+#pragma unroll
         for (int r = 0; r < 2; r++) {
             interval keys = keys_of(a, b, i + row + r);
+#pragma unroll
             for (int c = 0; c < 2; c++) {
                 int at = (row + r) * PAIR_ROW + column + 16 * c;
                 bool seen = sees(a, keys, place_of(a, i + row + r), j + column + 16 * c);
@@ -190,7 +203,9 @@ template <int D> __global__ void __launch_bounds__(256) dq_kernel(attention_call
         add_rows<D>(dq, ds, p, k);
         SYNCTHREADS();
     }
+#pragma unroll
     for (int r = 0; r < 2; r++)
+#pragma unroll
         for (int c = 0; c < D / 16 && i + row + r < a->Sq; c++)
             if (column + 16 * c < a->Dqk)
                 store_grad(a, a->dq, q_at(a, b, i + row + r, h) + column + 16 * c, a->add_dq,
@@ -221,12 +236,14 @@ template <int D> __global__ void __launch_bounds__(256) dkv_kernel(attention_cal
             float s[2][2], dp[2][2];
             dots_of<D>(s, k, q);
             dots_of<D>(dp, v, dout);
+#pragma unroll
             for (int c = 0; c < 2; c++) {
                 int query = i + column + 16 * c;
                 interval keys = keys_of(a, b, query);
                 float lse = query < a->Sq ? a->lse[lse_at(a, b, query, h)] : 0;
                 float delta =
                     query < a->Sq ? call.delta[((int64_t)b * a->Hq + h) * a->Sq + query] : 0;
+#pragma unroll
                 for (int r = 0; r < 2; r++) {
                     int at = (row + r) * PAIR_ROW + column + 16 * c;
                     bool seen = sees(a, keys, place_of(a, query), j + row + r);
@@ -239,7 +256,9 @@ template <int D> __global__ void __launch_bounds__(256) dkv_kernel(attention_cal
             SYNCTHREADS();
         }
     }
+#pragma unroll
     for (int r = 0; r < 2 && row + r < rows; r++)
+#pragma unroll
         for (int c = 0; c < D / 16; c++) {
             int d = column + 16 * c;
             if (d < a->Dqk)
