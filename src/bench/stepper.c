@@ -38,6 +38,7 @@ void tr_stepper_step(void *self) {
                            c->optimizer.weight_decay,
                            ++s->updates};
     tr_optimizer_update(tr_model_registry(s->job->model), &o, scale < 1 ? scale : 1);
+    s->job->device->stream_wait(s->job->device->stream);
 }
 
 tr_status tr_stepper_open(tr_stepper *s, tr_lab *lab, tr_comm *comm, tr_dtype t, int64_t batch,

@@ -53,7 +53,7 @@ def fake_build(folder, **scripts):
     """A build whose programs are scripts; also an nvidia-smi without a driver."""
     (folder / "build/tests").mkdir(parents=True, exist_ok=True)
     scripts = {"trireme": "exit 1", "nvidia-smi": "echo no driver; exit 9",
-               "tests/test_kernels_loss": "echo '[       OK ] a'", **scripts}
+               "tests/test_kernels_loss": "# TRIREME_TEST_MAKERS\necho '[       OK ] a'", **scripts}
     for name, text in scripts.items():
         (folder / "build" / name).write_text(f"#!/bin/sh\n{text}\n")
         (folder / "build" / name).chmod(0o755)
@@ -62,8 +62,8 @@ def fake_build(folder, **scripts):
 
 def test_failing_and_hanging_steps(tmp_path):
     build = fake_build(tmp_path, **{
-        "tests/test_kernels_moe": "echo 'x is off by 0.5'; exit 1",
-        "tests/test_kernels_router": "echo '  simt skipped: no module'",
+        "tests/test_kernels_moe": "# TRIREME_TEST_MAKERS\necho 'x is off by 0.5'; exit 1",
+        "tests/test_kernels_router": "# TRIREME_TEST_MAKERS\necho '  simt skipped: no module'",
         "trireme": "case $* in *tiny-dense*) sleep 60 ;; bench*) echo out of memory: 5; exit 70 ;;"
                    " esac; echo error: broken; exit 70"})
     said = check(tmp_path, "--device", "simt", "--seconds", "20", code=70,
@@ -115,11 +115,11 @@ def test_on_the_emulator(tmp_path, emulator):
     all_passed(tmp_path)
 
 
-HIDE = """set -e
+HIDE = r"""set -e
 bare=$1; shift
 mkdir $bare
-ldd $(command -v bash env awk sed grep ps tee tail head sort find mktemp diff paste dirname \
-    tr cut sleep date rm cp wc cat) | awk '$2 == "=>" { print $3 }' | sort -u | xargs cp -Lt $bare
+for tool in bash env awk sed grep ps tee tail head sort find mktemp diff paste dirname basename \
+    tr cut sleep date ls rm cp wc cat du; do command -v $tool; done | xargs ldd | awk '$2 == "=>" { print $3 }' | sort -u | xargs cp -Lt $bare
 folder=$(dirname $(ldd /bin/sh | awk '/libc.so/ { print $3 }'))
 cp -L $(ldd /bin/sh | awk '/ld-linux/ { print $1 }') $bare
 mount --bind $bare $folder
