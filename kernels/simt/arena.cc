@@ -110,6 +110,7 @@ void arena_create() {
     arena.base = static_cast<unsigned char *>(base);
     arena.bytes = bytes;
     search_from = SHARED_WINDOW + RED_ZONE;
+    hooks_create();
     if (checked) shadow_create();
     const char *schedule = getenv("TRIREME_SIMT_SCHEDULE");
     if (schedule && !simt_set_schedule(schedule)) {
@@ -147,7 +148,10 @@ bool arena_find(size_t offset, size_t *start_p, size_t *bytes_p) {
 }
 
 void shared_begin_launch(size_t dynamic_bytes) {
-    if (checked) shadow_release(0, SHARED_WINDOW);
+    if (checked) { /* what the launch before had */
+        shadow_release(0, shared.dynamic_bytes);
+        for (const shared_array &array : shared.arrays) shadow_release(array.offset, array.bytes);
+    }
     shared.dynamic_bytes = dynamic_bytes;
     shared.arrays.clear();
     shared.top = DYNAMIC_WINDOW + SHARED_RED_ZONE;

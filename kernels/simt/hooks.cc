@@ -33,11 +33,7 @@ int find_image(dl_phdr_info *info, size_t, void *result) {
     return 1;
 }
 
-bool in_image(const void *p) {
-    static image own;
-    if (!own.end) dl_iterate_phdr(find_image, &own);
-    return (uintptr_t)p >= own.begin && (uintptr_t)p < own.end;
-}
+image own;
 
 bool in_arguments(const void *p) {
     size_t offset =
@@ -47,7 +43,8 @@ bool in_arguments(const void *p) {
 
 /* An address that is neither device memory nor the thread's own. */
 void outside(const void *p, size_t bytes, access_kind kind, const void *pc) {
-    if (!simt_self || on_current_stack(p) || in_arguments(p) || in_image(p) || is_pinned(p)) return;
+    if ((uintptr_t)p - own.begin < own.end - own.begin) return; /* threadIdx and the like */
+    if (!simt_self || in_arguments(p) || on_current_stack(p) || is_pinned(p)) return;
     report("host memory", pc, nullptr, "thread %d: %s of %zu bytes at %p, which is host memory",
            simt_self->id, kind == READ ? "read" : "write", bytes, p);
 }
@@ -70,6 +67,10 @@ inline void aligned_hook(const void *p, size_t bytes, access_kind kind, const vo
 }
 
 } // namespace
+
+void hooks_create() {
+    dl_iterate_phdr(find_image, &own);
+}
 
 void access_anywhere(const void *p, size_t bytes, access_kind kind, const void *pc) {
     hook(p, bytes, kind, pc);

@@ -201,6 +201,7 @@ const char *access_name(access_kind kind);
 void access(const void *p, size_t bytes, access_kind kind, const void *pc, thread &t);
 /* The same for an address of any kind, by self(). */
 void access_anywhere(const void *p, size_t bytes, access_kind kind, const void *pc);
+void hooks_create();
 void shadow_create();
 void shadow_begin_launch();
 void shadow_end_launch();

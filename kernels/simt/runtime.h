@@ -62,7 +62,8 @@ struct simt_counts {
 };
 extern simt_counts simt_count;
 
-/* Settings; each starts as the environment says. */
+/* Settings; each starts as the environment says. There are also TRIREME_SIMT_STREAMS=deferred|eager
+ * (stream.cc) and TRIREME_SIMT_MEMORY_MB, the size of device memory (1024). */
 
 /* TRIREME_SIMT_SCHEDULE: "fifo", "reversed" or "random:SEED", the order in which ready threads and
  * blocks run. False: unknown name, nothing changed. */

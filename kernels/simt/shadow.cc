@@ -35,7 +35,7 @@ struct cell {
     int32_t r_pc;
     uint16_t w_thread;
     uint8_t flags;
-    uint8_t w_bytes : 2, r_bytes : 2; /* which of the two */
+    uint8_t bytes; /* which of the two: of the write, and of the reads from bit 4 */
 };
 
 constexpr uint32_t MANY = ~0u;
@@ -147,7 +147,7 @@ const char *unordered(const request &q, uint32_t block, uint32_t epoch, bool oth
 
 bool races(const request &q, const cell &c, unsigned mask) {
     int id = q.t->pub.id, warp_index = q.t->pub.warp;
-    if (c.flags & HAS_WRITE && c.w_bytes & mask && !(c.flags & WRITE_ATOMIC && q.kind == ATOMIC)) {
+    if (c.flags & HAS_WRITE && c.bytes & mask && !(c.flags & WRITE_ATOMIC && q.kind == ATOMIC)) {
         const char *why = unordered(q, c.w_block, c.w_epoch, c.w_thread / LANES != warp_index,
                                     c.w_thread != id, c.w_syncs);
         if (why) {
@@ -157,7 +157,7 @@ bool races(const request &q, const cell &c, unsigned mask) {
             return true;
         }
     }
-    if (q.kind != READ && q.kind != ASYNC_ARRIVE && c.r_warps && c.r_bytes & mask) {
+    if (q.kind != READ && q.kind != ASYNC_ARRIVE && c.r_warps && c.bytes >> 4 & mask) {
         const char *why = unordered(q, c.r_block, c.r_epoch, (c.r_warps & ~(1u << warp_index)) != 0,
                                     (c.r_lanes & ~(1u << q.t->pub.lane)) != 0, c.r_syncs);
         if (why) {
@@ -169,9 +169,9 @@ bool races(const request &q, const cell &c, unsigned mask) {
     return false;
 }
 
-void note_write(const request &q, cell &c, unsigned mask) {
+inline void note_write(const request &q, cell &c, unsigned mask) {
     bool same = c.flags & HAS_WRITE && c.w_thread == q.t->pub.id && c.w_epoch == now.epoch;
-    c.w_bytes = same ? c.w_bytes | mask : mask;
+    c.bytes = (uint8_t)((c.bytes & (same ? 0xff : 0xf0)) | mask);
     c.flags = HAS_WRITE;
     if (q.kind == ATOMIC) c.flags |= WRITE_ATOMIC;
     if (q.kind == ASYNC_ISSUE) c.flags |= PENDING;
@@ -182,16 +182,16 @@ void note_write(const request &q, cell &c, unsigned mask) {
     c.w_pc = pack_pc(q.pc);
 }
 
-void note_read(const request &q, cell &c, unsigned mask) {
+inline void note_read(const request &q, cell &c, unsigned mask) {
     uint32_t warp_bit = 1u << q.t->pub.warp;
-    if (c.r_bytes != mask) c.r_warps = 0; /* other bytes: forget rather than mix up */
+    if (c.bytes >> 4 != mask) c.r_warps = 0; /* other bytes: forget rather than mix up */
     if (!c.r_warps)
         c.r_block = now.number;
     else if (c.r_block != now.number)
         c.r_block = MANY;
     if (c.r_epoch != now.epoch) c.r_warps = c.r_lanes = 0;
     if (c.r_warps != warp_bit || c.r_syncs != q.syncs) c.r_lanes = 0;
-    c.r_bytes = mask & 3;
+    c.bytes = (uint8_t)((c.bytes & 0x0f) | mask << 4);
     c.r_epoch = now.epoch;
     c.r_syncs = q.syncs;
     c.r_warps |= warp_bit;
@@ -199,24 +199,44 @@ void note_read(const request &q, cell &c, unsigned mask) {
     c.r_pc = pack_pc(q.pc);
 }
 
+/* Of a fresh granule, or one that only this thread has touched, nothing can be wrong but its
+ * state: that is nearly every access. */
+inline bool is_own(const request &q, const cell &c) {
+    bool own_write = !(c.flags & HAS_WRITE) ||
+                     (c.flags == HAS_WRITE && c.w_thread == q.t->pub.id && c.w_block == now.number);
+    bool own_reads = !c.r_warps || q.kind == READ ||
+                     (c.r_block == now.number && c.r_warps == 1u << q.t->pub.warp &&
+                      c.r_lanes == 1u << q.t->pub.lane);
+    return own_write && own_reads;
+}
+
+/* Reports what is wrong with an access, and returns whether anything is. */
+__attribute__((noinline)) bool is_wrong(const request &q, const cell &c, uint8_t state,
+                                        unsigned mask) {
+    if (not_allocated(q, state, mask)) return true;
+    if (c.flags & PENDING && !(q.kind == ASYNC_ARRIVE && c.w_thread == q.t->pub.id)) {
+        report("cp.async", q.pc, unpack_pc(c.w_pc),
+               "%s by thread %d while a copy of thread %d is on its way, at %s",
+               access_name(q.kind), q.t->pub.id, c.w_thread, place(q.offset).text);
+        return true;
+    }
+    return not_written(q, state, mask) || races(q, c, mask);
+}
+
 /* False: something was reported. */
-bool visit(const request &q, size_t granule, unsigned mask, uint32_t serial) {
+inline bool visit(const request &q, size_t granule, unsigned mask, uint32_t serial) {
     uint8_t &state = shadow.state[granule];
     cell &c = shadow.cells[granule];
-    if (not_allocated(q, state, mask)) return false;
+    unsigned needed = mask * ALLOCATED;
+    if (q.kind == READ || q.kind == ATOMIC) needed |= mask;
     if (c.serial != serial) {
         c.serial = serial;
         c.flags = 0;
         c.r_warps = 0;
         shadow.touched++;
     }
-    if (c.flags & PENDING && !(q.kind == ASYNC_ARRIVE && c.w_thread == q.t->pub.id)) {
-        report("cp.async", q.pc, unpack_pc(c.w_pc),
-               "%s by thread %d while a copy of thread %d is on its way, at %s",
-               access_name(q.kind), q.t->pub.id, c.w_thread, place(q.offset).text);
-        return false;
-    }
-    if (not_written(q, state, mask) || races(q, c, mask)) return false;
+    bool simple = (state & needed) == needed && is_own(q, c);
+    if (!simple && is_wrong(q, c, state, mask)) return false;
     if (q.kind == READ) {
         note_read(q, c, mask);
         return true;

@@ -18,6 +18,9 @@ CLEAN = {
     "src/observe/m.h": HEAD.format("m.h", "observe"),
     "src/train/t.c": HEAD.format("t.c", "train") + '#include "observe/m.h"\n',
     "kernels/cpu/k.c": '/* k.c - an example. Floor: kernels, internal. */\n#include "dist/b.h"\n',
+    "kernels/cuda/k.cu": HEAD.format("k.cu", "kernels") + '#include "kernels/cpu/k.h"\n',
+    "kernels/cpu/k.h": HEAD.format("k.h", "kernels"),
+    "kernels/simt/r.cc": HEAD.format("r.cc", "kernels") + '#include "kernels/cpu/k.h"\n',
     "src/main.c": HEAD.format("main.c", "main") + '#include "train/t.h"\n',
     "src/train/t.h": HEAD.format("t.h", "train"),
     "tests/base/a.c": '/* Property: none. */\n#include "train/t.h"\n',
@@ -48,7 +51,7 @@ class Rules(unittest.TestCase):
     def test_clean(self):
         found, files = check.check(self.root)
         self.assertEqual(found, [])
-        self.assertEqual(files, 9)
+        self.assertEqual(files, 12)
 
     def test_include_up(self):
         self.expect("src/base/a.h", CLEAN["src/base/a.h"] + '#include "train/t.h"\n', "floor 4")
@@ -74,6 +77,12 @@ class Rules(unittest.TestCase):
 
     def test_head(self):
         self.expect("src/base/a.h", "#pragma once\n", "starts with a comment")
+
+    def test_head_of_cpp(self):
+        self.expect("kernels/simt/r.cc", "#pragma once\n", "starts with a comment")
+
+    def test_head_name_of_cpp(self):
+        self.expect("kernels/cuda/k.cu", HEAD.format("l.cu", "kernels"), "k.cu - purpose")
 
     def test_head_name(self):
         self.expect("src/base/a.h", HEAD.format("b.h", "base"), "a.h - purpose")
