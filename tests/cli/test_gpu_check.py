@@ -119,7 +119,9 @@ HIDE = r"""set -e
 bare=$1; shift
 mkdir $bare
 for tool in bash env awk sed grep ps tee tail head sort find mktemp diff paste dirname basename \
-    tr cut sleep date ls rm cp wc cat du; do command -v $tool; done | xargs ldd | awk '$2 == "=>" { print $3 }' | sort -u | xargs cp -Lt $bare
+    tr cut sleep date ls rm cp wc cat du; do
+    command -v $tool
+done | xargs ldd | awk '$2 == "=>" { print $3 }' | sort -u | xargs cp -Lt $bare
 folder=$(dirname $(ldd /bin/sh | awk '/libc.so/ { print $3 }'))
 cp -L $(ldd /bin/sh | awk '/ld-linux/ { print $1 }') $bare
 mount --bind $bare $folder
