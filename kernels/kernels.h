@@ -13,6 +13,7 @@
  * V vocabulary, R rows in expert order. */
 #pragma once
 #include "base/dtype.h"
+#include "base/forms.h"
 #include "kernels/device.h"
 
 #ifdef __cplusplus
@@ -137,12 +138,12 @@ struct tr_kernels {
                  const int32_t *position /* [N] */, const float *freq /* [F] */, int64_t N,
                  int64_t heads, int64_t D, int64_t F, int64_t row, bool interleaved, float factor,
                  int direction);
-    /* h = silu(gate) * up, row by row; Shazeer 2020. h may alias gate or up. */
-    void (*swiglu_forward)(tr_stream *s, tr_dtype t, void *h, const void *gate, const void *up,
-                           tr_rows rows, int64_t C);
+    /* h = f(gate) * up, row by row; Shazeer 2020 (SwiGLU, GeGLU). h may alias gate or up. */
+    void (*glu_forward)(tr_stream *s, tr_dtype t, tr_activation f, void *h, const void *gate,
+                        const void *up, tr_rows rows, int64_t C);
     /* dgate and dup may alias dh, gate or up (each element is read before it is written). */
-    void (*swiglu_backward)(tr_stream *s, tr_dtype t, void *dgate, void *dup, const void *dh,
-                            const void *gate, const void *up, tr_rows rows, int64_t C);
+    void (*glu_backward)(tr_stream *s, tr_dtype t, tr_activation f, void *dgate, void *dup,
+                         const void *dh, const void *gate, const void *up, tr_rows rows, int64_t C);
     /* y += x, rounded once. x_t is t or F32. */
     void (*add)(tr_stream *s, tr_dtype t, void *y, tr_dtype x_t, const void *x, int64_t n);
     void (*cast)(tr_stream *s, tr_dtype to_t, void *to, tr_dtype from_t, const void *from,

@@ -1,5 +1,5 @@
-/* layers.c - norm, rotary positions, SwiGLU, sums, casts: the portable form, and the choice.
- * Floor: kernels. */
+/* layers.c - norm, rotary positions, gated activations, sums, casts: the portable form, and the
+ * choice. Floor: kernels. */
 #include "kernels/cpu/layers_body.h"
 #include "kernels/cpu/levels.h"
 

@@ -1,5 +1,5 @@
-/* layers_avx512.c - norm, rotary positions, SwiGLU, sums, casts for processors with AVX-512.
- * Floor: kernels. */
+/* layers_avx512.c - norm, rotary positions, gated activations, sums, casts for processors with
+ * AVX-512. Floor: kernels. */
 #include "kernels/cpu/layers_body.h"
 #include "kernels/cpu/levels.h"
 

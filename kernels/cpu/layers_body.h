@@ -1,5 +1,5 @@
-/* layers_body.h - norm, rotary positions, SwiGLU, sums and casts, compiled once for every
- * instruction set by the small files that include it. Floor: kernels.
+/* layers_body.h - norm, rotary positions, gated activations, sums and casts, compiled once for
+ * every instruction set by the small files that include it. Floor: kernels.
  *
  * All are bound by memory: each array is read once and written once, in rows that stay in the first
  * cache between two passes; bf16 is converted in registers. One core of a Zen 4 with AVX-512, 32 MB
@@ -266,30 +266,45 @@ static void rope(tr_stream *s, tr_dtype t, void *x, const int32_t *position, con
 
 typedef struct {
     tr_dtype t, from_t; /* from_t: only the source of cast and add */
+    tr_activation f;
     void *out, *out2;
     const void *a, *b, *c;
 } map_args;
 
-VEC_FN vec sigmoid(vec x) {
-    return 1.0f / (1.0f + vec_exp(-x));
+/* Both activations are x sigmoid(z), for (1 + tanh(z/2)) / 2 is sigmoid(z): z = x, or with GELU
+ * 2 sqrt(2/pi) (x + 0.044715 x^3), cut off where its sigmoid is 0 or 1. dz: the slope of z. */
+typedef struct {
+    vec z, dz;
+} glu_inner;
+
+VEC_FN glu_inner inner_of(tr_activation f, vec x) {
+    if (f == TR_SILU) return (glu_inner){x, vec_set(1)};
+    const float linear = 1.5957691216f, cubic = 0.0713548163f; /* linear * 0.044715 */
+    vec near = vec_at_most(vec_at_least(x, -16.0f), 16.0f), square = near * near;
+    return (glu_inner){near * vec_fma(square, vec_set(cubic), vec_set(linear)),
+                       vec_fma(square, vec_set(3 * cubic), vec_set(linear))};
 }
 
-VEC_FN void swiglu_elements(tr_dtype t, const map_args *m, int64_t begin, int64_t end) {
+VEC_FN void glu_elements(tr_dtype t, tr_activation f, const map_args *m, int64_t begin,
+                         int64_t end) {
     for (int64_t i = begin; i < end; i += VEC) {
         vec gate = vec_load_n(t, m->a, i, end - i), up = vec_load_n(t, m->b, i, end - i);
-        vec_store_n(t, m->out, i, end - i, gate / (1.0f + vec_exp(-gate)) * up);
+        vec z = inner_of(f, gate).z;
+        vec_store_n(t, m->out, i, end - i, gate / (1.0f + vec_exp(-z)) * up);
     }
 }
 
-/* silu'(g) = sig (1 + g (1 - sig)), sig = sigmoid(g). */
-VEC_FN void swiglu_grad_elements(tr_dtype t, const map_args *m, int64_t begin, int64_t end) {
+/* The slope of x sig is sig + x sig z' (1 - sig), sig = sigmoid(z). */
+VEC_FN void glu_grad_elements(tr_dtype t, tr_activation f, const map_args *m, int64_t begin,
+                              int64_t end) {
     for (int64_t i = begin; i < end; i += VEC) {
         int64_t left = end - i;
         vec dh = vec_load_n(t, m->a, i, left), gate = vec_load_n(t, m->b, i, left);
-        vec up = vec_load_n(t, m->c, i, left), sig = sigmoid(gate), silu = gate * sig;
-        vec slope = vec_fma(silu, 1.0f - sig, sig);
+        glu_inner inner = inner_of(f, gate);
+        vec up = vec_load_n(t, m->c, i, left), sig = 1.0f / (1.0f + vec_exp(-inner.z));
+        vec value = gate * sig, slope = vec_fma(value, (1.0f - sig) * inner.dz, sig);
         vec_store_n(t, m->out, i, left, dh * up * slope);
-        vec_store_n(t, m->out2, i, left, dh * silu);
+        vec_store_n(t, m->out2, i, left, dh * value);
     }
 }
 
@@ -306,20 +321,30 @@ VEC_FN void cast_elements(tr_dtype to, tr_dtype from, const map_args *m, int64_t
         vec_store_n(to, m->out, i, end - i, vec_load_n(from, m->a, i, end - i));
 }
 
-static void swiglu_range(const void *args, int64_t begin, int64_t end) {
+static void glu_range(const void *args, int64_t begin, int64_t end) {
     const map_args *m = args;
-    if (m->t == TR_BF16)
-        swiglu_elements(TR_BF16, m, begin, end);
+    bool is_silu = m->f == TR_SILU;
+    if (m->t == TR_BF16 && is_silu)
+        glu_elements(TR_BF16, TR_SILU, m, begin, end);
+    else if (m->t == TR_BF16)
+        glu_elements(TR_BF16, TR_GELU_TANH, m, begin, end);
+    else if (is_silu)
+        glu_elements(TR_F32, TR_SILU, m, begin, end);
     else
-        swiglu_elements(TR_F32, m, begin, end);
+        glu_elements(TR_F32, TR_GELU_TANH, m, begin, end);
 }
 
-static void swiglu_grad_range(const void *args, int64_t begin, int64_t end) {
+static void glu_grad_range(const void *args, int64_t begin, int64_t end) {
     const map_args *m = args;
-    if (m->t == TR_BF16)
-        swiglu_grad_elements(TR_BF16, m, begin, end);
+    bool is_silu = m->f == TR_SILU;
+    if (m->t == TR_BF16 && is_silu)
+        glu_grad_elements(TR_BF16, TR_SILU, m, begin, end);
+    else if (m->t == TR_BF16)
+        glu_grad_elements(TR_BF16, TR_GELU_TANH, m, begin, end);
+    else if (is_silu)
+        glu_grad_elements(TR_F32, TR_SILU, m, begin, end);
     else
-        swiglu_grad_elements(TR_F32, m, begin, end);
+        glu_grad_elements(TR_F32, TR_GELU_TANH, m, begin, end);
 }
 
 static void add_range(const void *args, int64_t begin, int64_t end) {
@@ -345,20 +370,21 @@ static void cast_range(const void *args, int64_t begin, int64_t end) {
     }
 }
 
-static void swiglu_forward(tr_stream *s, tr_dtype t, void *h, const void *gate, const void *up,
-                           tr_rows rows, int64_t C) {
+static void glu_forward(tr_stream *s, tr_dtype t, tr_activation f, void *h, const void *gate,
+                        const void *up, tr_rows rows, int64_t C) {
     (void)s;
-    map_args m = {.t = t, .out = h, .a = gate, .b = up};
+    map_args m = {.t = t, .f = f, .out = h, .a = gate, .b = up};
     int64_t n = tr_rows_used(rows) * C;
-    tr_for_range(swiglu_range, &m, n, 3 * n * tr_element_bytes(t));
+    tr_for_range(glu_range, &m, n, 3 * n * tr_element_bytes(t));
 }
 
-static void swiglu_backward(tr_stream *s, tr_dtype t, void *dgate, void *dup, const void *dh,
-                            const void *gate, const void *up, tr_rows rows, int64_t C) {
+static void glu_backward(tr_stream *s, tr_dtype t, tr_activation f, void *dgate, void *dup,
+                         const void *dh, const void *gate, const void *up, tr_rows rows,
+                         int64_t C) {
     (void)s;
-    map_args m = {.t = t, .out = dgate, .out2 = dup, .a = dh, .b = gate, .c = up};
+    map_args m = {.t = t, .f = f, .out = dgate, .out2 = dup, .a = dh, .b = gate, .c = up};
     int64_t n = tr_rows_used(rows) * C;
-    tr_for_range(swiglu_grad_range, &m, n, 5 * n * tr_element_bytes(t));
+    tr_for_range(glu_grad_range, &m, n, 5 * n * tr_element_bytes(t));
 }
 
 static void add(tr_stream *s, tr_dtype t, void *y, tr_dtype x_t, const void *x, int64_t n) {
@@ -378,8 +404,8 @@ static void fill_rows(tr_kernels *k) {
     k->rmsnorm_forward = rmsnorm_forward;
     k->rmsnorm_backward = rmsnorm_backward;
     k->rope = rope;
-    k->swiglu_forward = swiglu_forward;
-    k->swiglu_backward = swiglu_backward;
+    k->glu_forward = glu_forward;
+    k->glu_backward = glu_backward;
     k->add = add;
     k->cast = cast;
 }

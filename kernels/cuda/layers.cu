@@ -1,8 +1,8 @@
-/* layers.cu - norm, rotary positions, SwiGLU, sums and casts. Floor: kernels.
+/* layers.cu - norm, rotary positions, gated activations, sums and casts. Floor: kernels.
  *
  * All are bound by memory. Bytes an element, b = bytes of the type: rmsnorm 2b (the second pass
  * over a row hits the cache), its backward 3b, 4b with a residual, and 4 C for each of at most 432
- * blocks for dw; rope 2b; swiglu 3b, backward 5b; add 3b; cast both types'. Not measured on a card
+ * blocks for dw; rope 2b; glu 3b, backward 5b; add 3b; cast both types'. Not measured on a card
  * yet. */
 #include "kernels/cuda/vec.h"
 
@@ -307,101 +307,125 @@ static void rope(tr_stream *s, tr_dtype t, void *x, const int32_t *position, con
         turn_heads(s, (float *)x, position, freq, p);
 }
 
-/* --- SwiGLU --------------------------------------------------------------------------------- */
+/* --- gated activations ---------------------------------------------------------------------- */
 
-DEVFN float sigmoid(float x) {
-    return 1 / (1 + expf(-x));
+/* Both are x sigmoid(z), for (1 + tanh(z/2)) / 2 is sigmoid(z): z = x, or with GELU
+ * 2 sqrt(2/pi) (x + 0.044715 x^3), cut off where its sigmoid is 0 or 1. dz: the slope of z. */
+typedef struct {
+    float sig, dz;
+} activated;
+
+template <tr_activation F> DEVFN activated activate(float x) {
+    if (F == TR_SILU) return activated{1 / (1 + expf(-x)), 1};
+    const float linear = 1.5957691216f, cubic = 0.0713548163f; /* linear * 0.044715 */
+    const float near = fminf(fmaxf(x, -16.0f), 16.0f), square = near * near;
+    const float z = near * fmaf(square, cubic, linear);
+    return activated{1 / (1 + expf(-z)), fmaf(square, 3 * cubic, linear)};
 }
 
-template <int N, class T> DEVFN void silu_times(T *h, const T *gate, const T *up) {
+template <tr_activation F, int N, class T> DEVFN void gate_times(T *h, const T *gate, const T *up) {
     float g[N], u[N];
     load(g, gate);
     load(u, up);
 #pragma unroll
-    for (int j = 0; j < N; j++) u[j] *= g[j] * sigmoid(g[j]);
+    for (int j = 0; j < N; j++) u[j] *= g[j] * activate<F>(g[j]).sig;
     store(h, u);
 }
 
 /* Groups of N elements, and the last few one by one. */
-template <class T, int N>
-__global__ void silu_forward(T *h, const T *gate, const T *up, tr_rows rows, int64_t C) {
+template <tr_activation F, class T, int N>
+__global__ void gate_forward(T *h, const T *gate, const T *up, tr_rows rows, int64_t C) {
     const int64_t n = used_rows(rows) * C, whole = n / N * N;
     const int64_t me = (int64_t)blockIdx.x * THREADS + threadIdx.x, all = gridDim.x * THREADS;
-    for (int64_t i = me * N; i < whole; i += all * N) silu_times<N>(h + i, gate + i, up + i);
+    for (int64_t i = me * N; i < whole; i += all * N) gate_times<F, N>(h + i, gate + i, up + i);
     const int64_t rest = whole + me;
-    if (rest < n) silu_times<1>(h + rest, gate + rest, up + rest);
+    if (rest < n) gate_times<F, 1>(h + rest, gate + rest, up + rest);
 }
 
-template <class T>
-static void silu(tr_stream *s, T *h, const T *gate, const T *up, tr_rows rows, int64_t C) {
+template <tr_activation F, class T>
+static void glu(tr_stream *s, void *h, const void *gate, const void *up, tr_rows rows, int64_t C) {
     constexpr int W = WIDTH<T>;
+    T *to = (T *)h;
+    const T *g = (const T *)gate, *u = (const T *)up;
     if (rows.max * C <= 0) return;
-    if (is_wide(h, 0) && is_wide(gate, 0) && is_wide(up, 0))
-        LAUNCH((silu_forward<T, W>), blocks_for(rows.max * C, THREADS * W), THREADS, 0, s->handle)
-    (h, gate, up, rows, C);
-    else LAUNCH((silu_forward<T, 1>), blocks_for(rows.max * C, THREADS), THREADS, 0,
-                s->handle)(h, gate, up, rows, C);
-    tr_cuda_launched(s, "swiglu_forward");
+    if (is_wide(to, 0) && is_wide(g, 0) && is_wide(u, 0))
+        LAUNCH((gate_forward<F, T, W>), blocks_for(rows.max * C, THREADS * W), THREADS, 0,
+               s->handle)
+    (to, g, u, rows, C);
+    else LAUNCH((gate_forward<F, T, 1>), blocks_for(rows.max * C, THREADS), THREADS, 0,
+                s->handle)(to, g, u, rows, C);
+    tr_cuda_launched(s, "glu_forward");
 }
 
-static void swiglu_forward(tr_stream *s, tr_dtype t, void *h, const void *gate, const void *up,
-                           tr_rows rows, int64_t C) {
-    if (t == TR_BF16)
-        silu(s, (bf16 *)h, (const bf16 *)gate, (const bf16 *)up, rows, C);
+static void glu_forward(tr_stream *s, tr_dtype t, tr_activation f, void *h, const void *gate,
+                        const void *up, tr_rows rows, int64_t C) {
+    const bool is_silu = f == TR_SILU;
+    if (t == TR_BF16 && is_silu)
+        glu<TR_SILU, bf16>(s, h, gate, up, rows, C);
+    else if (t == TR_BF16)
+        glu<TR_GELU_TANH, bf16>(s, h, gate, up, rows, C);
+    else if (is_silu)
+        glu<TR_SILU, float>(s, h, gate, up, rows, C);
     else
-        silu(s, (float *)h, (const float *)gate, (const float *)up, rows, C);
+        glu<TR_GELU_TANH, float>(s, h, gate, up, rows, C);
 }
 
-/* silu'(g) = sig (1 + g (1 - sig)), sig = sigmoid(g). */
-template <int N, class T>
-DEVFN void silu_gradient(T *dgate, T *dup, const T *dh, const T *gate, const T *up) {
+/* The slope of x sig is sig + x sig z' (1 - sig). */
+template <tr_activation F, int N, class T>
+DEVFN void gate_gradient(T *dgate, T *dup, const T *dh, const T *gate, const T *up) {
     float d[N], g[N], u[N];
     load(d, dh);
     load(g, gate);
     load(u, up);
 #pragma unroll
     for (int j = 0; j < N; j++) {
-        const float sig = sigmoid(g[j]);
-        u[j] *= d[j] * (sig * (1 + g[j] * (1 - sig)));
-        d[j] *= g[j] * sig;
+        const activated a = activate<F>(g[j]);
+        u[j] *= d[j] * fmaf(g[j] * a.sig, (1 - a.sig) * a.dz, a.sig);
+        d[j] *= g[j] * a.sig;
     }
     store(dgate, u);
     store(dup, d);
 }
 
-template <class T, int N>
-__global__ void silu_backward(T *dgate, T *dup, const T *dh, const T *gate, const T *up,
+template <tr_activation F, class T, int N>
+__global__ void gate_backward(T *dgate, T *dup, const T *dh, const T *gate, const T *up,
                               tr_rows rows, int64_t C) {
     const int64_t n = used_rows(rows) * C, whole = n / N * N;
     const int64_t me = (int64_t)blockIdx.x * THREADS + threadIdx.x, all = gridDim.x * THREADS;
     for (int64_t i = me * N; i < whole; i += all * N)
-        silu_gradient<N>(dgate + i, dup + i, dh + i, gate + i, up + i);
+        gate_gradient<F, N>(dgate + i, dup + i, dh + i, gate + i, up + i);
     const int64_t rest = whole + me;
-    if (rest < n) silu_gradient<1>(dgate + rest, dup + rest, dh + rest, gate + rest, up + rest);
+    if (rest < n) gate_gradient<F, 1>(dgate + rest, dup + rest, dh + rest, gate + rest, up + rest);
 }
 
-template <class T>
-static void silu_back(tr_stream *s, T *dgate, T *dup, const T *dh, const T *gate, const T *up,
-                      tr_rows rows, int64_t C) {
+template <tr_activation F, class T>
+static void glu_back(tr_stream *s, void *dgate, void *dup, const void *dh, const void *gate,
+                     const void *up, tr_rows rows, int64_t C) {
     constexpr int W = WIDTH<T>;
+    T *dg = (T *)dgate, *du = (T *)dup;
+    const T *d = (const T *)dh, *g = (const T *)gate, *u = (const T *)up;
     if (rows.max * C <= 0) return;
-    if (is_wide(dgate, 0) && is_wide(dup, 0) && is_wide(dh, 0) && is_wide(gate, 0) &&
-        is_wide(up, 0))
-        LAUNCH((silu_backward<T, W>), blocks_for(rows.max * C, THREADS * W), THREADS, 0, s->handle)
-    (dgate, dup, dh, gate, up, rows, C);
-    else LAUNCH((silu_backward<T, 1>), blocks_for(rows.max * C, THREADS), THREADS, 0,
-                s->handle)(dgate, dup, dh, gate, up, rows, C);
-    tr_cuda_launched(s, "swiglu_backward");
+    if (is_wide(dg, 0) && is_wide(du, 0) && is_wide(d, 0) && is_wide(g, 0) && is_wide(u, 0))
+        LAUNCH((gate_backward<F, T, W>), blocks_for(rows.max * C, THREADS * W), THREADS, 0,
+               s->handle)
+    (dg, du, d, g, u, rows, C);
+    else LAUNCH((gate_backward<F, T, 1>), blocks_for(rows.max * C, THREADS), THREADS, 0,
+                s->handle)(dg, du, d, g, u, rows, C);
+    tr_cuda_launched(s, "glu_backward");
 }
 
-static void swiglu_backward(tr_stream *s, tr_dtype t, void *dgate, void *dup, const void *dh,
-                            const void *gate, const void *up, tr_rows rows, int64_t C) {
-    if (t == TR_BF16)
-        silu_back(s, (bf16 *)dgate, (bf16 *)dup, (const bf16 *)dh, (const bf16 *)gate,
-                  (const bf16 *)up, rows, C);
+static void glu_backward(tr_stream *s, tr_dtype t, tr_activation f, void *dgate, void *dup,
+                         const void *dh, const void *gate, const void *up, tr_rows rows,
+                         int64_t C) {
+    const bool is_silu = f == TR_SILU;
+    if (t == TR_BF16 && is_silu)
+        glu_back<TR_SILU, bf16>(s, dgate, dup, dh, gate, up, rows, C);
+    else if (t == TR_BF16)
+        glu_back<TR_GELU_TANH, bf16>(s, dgate, dup, dh, gate, up, rows, C);
+    else if (is_silu)
+        glu_back<TR_SILU, float>(s, dgate, dup, dh, gate, up, rows, C);
     else
-        silu_back(s, (float *)dgate, (float *)dup, (const float *)dh, (const float *)gate,
-                  (const float *)up, rows, C);
+        glu_back<TR_GELU_TANH, float>(s, dgate, dup, dh, gate, up, rows, C);
 }
 
 /* --- add and cast ---------------------------------------------------------------------------- */
@@ -463,8 +487,8 @@ extern "C" void tr_cuda_layers(tr_kernels *k) {
     k->rmsnorm_forward = rmsnorm_forward;
     k->rmsnorm_backward = rmsnorm_backward;
     k->rope = rope;
-    k->swiglu_forward = swiglu_forward;
-    k->swiglu_backward = swiglu_backward;
+    k->glu_forward = glu_forward;
+    k->glu_backward = glu_backward;
     k->add = add;
     k->cast = cast;
 }

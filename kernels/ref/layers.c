@@ -1,4 +1,4 @@
-/* layers.c - norm, rotary positions, SwiGLU, sums and casts as their formulas, in fp64.
+/* layers.c - norm, rotary positions, gated activations, sums and casts as their formulas, in fp64.
  * Floor: kernels. */
 #include "kernels/makers.h"
 #include "kernels/ref/scalar.h"
@@ -73,30 +73,44 @@ static int64_t used_rows(tr_rows rows) {
     return rows.used && *rows.used < rows.max ? *rows.used : rows.max;
 }
 
-static double sigmoid(double x) {
-    return 1 / (1 + exp(-x));
-}
+/* Both activations are x sigmoid(z), for (1 + tanh(z/2)) / 2 is sigmoid(z): z = x, or with GELU
+ * 2 sqrt(2/pi) (x + 0.044715 x^3). The slope is sig (1 + x z' (1 - sig)), sig = sigmoid(z). */
+typedef struct {
+    double sig, bend; /* of the slope sig * bend */
+} activated;
 
-static void swiglu_forward(tr_stream *s, tr_dtype t, void *h, const void *gate, const void *up,
-                           tr_rows rows, int64_t C) {
-    (void)s;
-    int64_t n = used_rows(rows) * C;
-    for (int64_t i = 0; i < n; i++) {
-        double g = (double)tr_load(t, gate, i);
-        tr_store(t, h, i, (float)(g * sigmoid(g) * (double)tr_load(t, up, i)));
+static activated activate(tr_activation f, double x) {
+    double z = x, dz = 1;
+    if (f == TR_GELU_TANH) {
+        double c = 2 * sqrt(2 / acos(-1)), near = fmin(fmax(x, -16), 16); /* sig is 0, 1 beyond */
+        z = c * (near + 0.044715 * near * near * near);
+        dz = c * (1 + 3 * 0.044715 * near * near);
     }
+    double sig = 1 / (1 + exp(-z));
+    return (activated){sig, 1 + x * dz * (1 - sig)};
 }
 
-/* silu'(g) = sig (1 + g (1 - sig)), sig = sigmoid(g). */
-static void swiglu_backward(tr_stream *s, tr_dtype t, void *dgate, void *dup, const void *dh,
-                            const void *gate, const void *up, tr_rows rows, int64_t C) {
+static void glu_forward(tr_stream *s, tr_dtype t, tr_activation f, void *h, const void *gate,
+                        const void *up, tr_rows rows, int64_t C) {
     (void)s;
     int64_t n = used_rows(rows) * C;
     for (int64_t i = 0; i < n; i++) {
         double g = (double)tr_load(t, gate, i), u = (double)tr_load(t, up, i);
-        double d = (double)tr_load(t, dh, i), sig = sigmoid(g);
-        tr_store(t, dgate, i, (float)(d * u * sig * (1 + g * (1 - sig))));
-        tr_store(t, dup, i, (float)(d * g * sig));
+        tr_store(t, h, i, (float)(g * activate(f, g).sig * u));
+    }
+}
+
+static void glu_backward(tr_stream *s, tr_dtype t, tr_activation f, void *dgate, void *dup,
+                         const void *dh, const void *gate, const void *up, tr_rows rows,
+                         int64_t C) {
+    (void)s;
+    int64_t n = used_rows(rows) * C;
+    for (int64_t i = 0; i < n; i++) {
+        double g = (double)tr_load(t, gate, i), u = (double)tr_load(t, up, i);
+        double d = (double)tr_load(t, dh, i);
+        activated a = activate(f, g);
+        tr_store(t, dgate, i, (float)(d * u * a.sig * a.bend));
+        tr_store(t, dup, i, (float)(d * g * a.sig));
     }
 }
 
@@ -115,8 +129,8 @@ void tr_ref_layers(tr_kernels *k) {
     k->rmsnorm_forward = rmsnorm_forward;
     k->rmsnorm_backward = rmsnorm_backward;
     k->rope = rope;
-    k->swiglu_forward = swiglu_forward;
-    k->swiglu_backward = swiglu_backward;
+    k->glu_forward = glu_forward;
+    k->glu_backward = glu_backward;
     k->add = add;
     k->cast = cast;
 }

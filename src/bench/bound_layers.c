@@ -11,6 +11,7 @@ enum { HEAD_ROWS = 1024, OPTIMIZER_ELEMS = 32 << 20 };
 typedef struct {
     const tr_bound *b;
     tr_dtype t;
+    tr_activation f;
     int64_t N, H, I, V, heads, D, n;
     void *x, *dx, *dy, *w, *table, *gate, *up, *h, *dgate, *dup, *dlogits;
     float *f32, *dw, *rstd, *freq, *logits, *dtable;
@@ -36,15 +37,15 @@ static void rope(void *self) {
                   o->heads * o->D, false, 1, 1);
 }
 
-static void swiglu_forward(void *self) {
+static void glu_forward(void *self) {
     const layers *o = self;
-    o->b->k->swiglu_forward(o->b->s, o->t, o->h, o->gate, o->up, (tr_rows){o->N, NULL}, o->I);
+    o->b->k->glu_forward(o->b->s, o->t, o->f, o->h, o->gate, o->up, (tr_rows){o->N, NULL}, o->I);
 }
 
-static void swiglu_backward(void *self) {
+static void glu_backward(void *self) {
     const layers *o = self;
-    o->b->k->swiglu_backward(o->b->s, o->t, o->dgate, o->dup, o->h, o->gate, o->up,
-                             (tr_rows){o->N, NULL}, o->I);
+    o->b->k->glu_backward(o->b->s, o->t, o->f, o->dgate, o->dup, o->h, o->gate, o->up,
+                          (tr_rows){o->N, NULL}, o->I);
 }
 
 static void add(void *self) {
@@ -122,6 +123,7 @@ static void open(layers *o, const tr_bound *b, tr_dtype t) {
     const tr_model_config *m = &lab->config->model;
     *o = (layers){.b = b,
                   .t = t,
+                  .f = m->hidden_act,
                   .N = lab->B * lab->T,
                   .H = m->hidden_size,
                   .I = m->intermediate_size,
@@ -168,8 +170,8 @@ static void rows(layers *o) {
     row(o, "rmsnorm_forward", rmsnorm_forward, 2 * x * e, o->N, o->H);
     row(o, "rmsnorm_backward", rmsnorm_backward, 4 * x * e, o->N, o->H);
     row(o, "rope", rope, 2 * q * e, o->N, o->heads * o->D);
-    row(o, "swiglu_forward", swiglu_forward, 3 * h * e, o->N, o->I);
-    row(o, "swiglu_backward", swiglu_backward, 5 * h * e, o->N, o->I);
+    row(o, "glu_forward", glu_forward, 3 * h * e, o->N, o->I);
+    row(o, "glu_backward", glu_backward, 5 * h * e, o->N, o->I);
     row(o, "add", add, 3 * x * e, o->N, o->H);
     row(o, "cast to fp32", cast_up, x * (e + 4), o->N, o->H);
     row(o, "cast from fp32", cast_down, x * (e + 4), o->N, o->H);

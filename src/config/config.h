@@ -4,6 +4,7 @@
  * they parse, override, check, print and explain it. This struct is where the values end up. */
 #pragma once
 #include "base/dtype.h"
+#include "base/forms.h"
 #include "base/status.h"
 
 #include <stdio.h>
@@ -46,6 +47,7 @@ typedef struct {
     char *from, *init_from;
     int64_t vocab_size, hidden_size, num_hidden_layers, num_attention_heads, num_key_value_heads;
     int64_t head_dim, intermediate_size;
+    tr_activation hidden_act;
     double rope_theta, rms_norm_eps, initializer_range;
     int64_t sliding_window; /* 0: none */
     bool tie_word_embeddings;

@@ -33,7 +33,6 @@ static const struct {
     {"attention_bias", "|null|false|", "biases of the attention projections"},
     {"qkv_bias", "|null|false|", "biases of the attention projections"},
     {"mlp_bias", "|null|false|", "biases of the feed-forward network"},
-    {"hidden_act", "|null|\"silu\"|\"swish\"|", "an activation other than silu"},
     {"scoring_func", "|null|\"softmax\"|", "router scores other than softmax"},
     {"topk_method", "|null|\"greedy\"|\"group_limited_greedy\"|", "routing with a bias"},
     {"routed_scaling_factor", "|null|1|1.0|", "scaled expert outputs"},
@@ -235,6 +234,15 @@ static tr_status take_groups(tr_config *config, const json_t *hf, const char *pa
     return take(config, "topk_group", json_object_get(hf, "topk_group"), path, "topk_group");
 }
 
+/* silu's other name. */
+static tr_status take_activation(tr_config *config, const json_t *hf, const char *path) {
+    const json_t *act = json_object_get(hf, "hidden_act");
+    const char *word = json_string_value(act);
+    if (word && !strcmp(word, "swish"))
+        return take_text(config, "hidden_act", "silu", path, "hidden_act");
+    return take(config, "hidden_act", act, path, "hidden_act");
+}
+
 /* ---- the whole ---- */
 
 static tr_status take_all(tr_config *config, const json_t *hf, const char *path) {
@@ -243,10 +251,11 @@ static tr_status take_all(tr_config *config, const json_t *hf, const char *path)
     TR_TRY(check_unsupported(hf, path));
     TR_TRY(take_rope(config, hf, path));
     TR_TRY(take_window(config, hf, path));
+    TR_TRY(take_activation(config, hf, path));
     for (int i = 0; i < tr_setting_count; i++) {
         const tr_setting *row = &tr_settings[i];
         static const char not_theirs[] =
-            "|from|init_from|rope_scaling|sliding_window|n_group|topk_group|";
+            "|from|init_from|rope_scaling|sliding_window|n_group|topk_group|hidden_act|";
         char barred[80];
         snprintf(barred, sizeof barred, "|%s|", row->key);
         if (strcmp(row->section, "model") || strstr(not_theirs, barred)) continue;

@@ -70,6 +70,10 @@ const tr_setting tr_settings[] = {
      .derived = "none; moe_intermediate_size if every layer has experts", .nullable = true,
      .identity = true, WITHIN(1, MAX_WIDTH),
      .help = "Width inside the feed-forward network of a layer without experts."},
+    {KEY(model, hidden_act), TR_KIND_ENUM, .fallback = "silu", .names = "silu|gelu_pytorch_tanh",
+     .identity = true,
+     .help = "Activation of the gate of feed-forward networks and experts: silu makes SwiGLU, "
+             "gelu_pytorch_tanh (GELU by its tanh approximation) GeGLU."},
     {KEY(model, rope_theta), TR_KIND_REAL, .fallback = "10000", .identity = true, ABOVE(0),
      .help = "Base of the rotary position embedding."},
     {KEY(model, rms_norm_eps), TR_KIND_REAL, .fallback = "1e-6", .identity = true, ABOVE(0),

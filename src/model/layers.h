@@ -59,7 +59,7 @@ void tr_ring_backward(const tr_pass *pass, const tr_saved *saved, const void *do
                       void *dkv);
 int64_t tr_ring_scratch_bytes(const tr_env *c);
 
-/* --- gated feed-forward (SwiGLU) -------------------------------------------------------------- */
+/* --- gated feed-forward ------------------------------------------------------------------- */
 typedef struct {
     int64_t gate, up, down;
     int64_t width; /* of the whole layer; 0: there is none */

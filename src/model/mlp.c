@@ -1,4 +1,4 @@
-/* mlp.c - the gated feed-forward layer: down(silu(gate x) * up x). Floor: model. */
+/* mlp.c - the gated feed-forward layer: down(f(gate x) * up x), f = hidden_act. Floor: model. */
 #include "model/layers.h"
 
 void tr_mlp_declare(tr_mlp_layer *l, tr_registry *r, const tr_model_config *m, const char *prefix,
@@ -17,8 +17,8 @@ void tr_mlp_declare(tr_mlp_layer *l, tr_registry *r, const tr_model_config *m, c
 static void activate(const tr_pass *pass, tr_saved *saved) {
     const tr_env *c = pass->c;
     void *act = tr_save(pass, saved, TR_SAVED_ACT);
-    c->kernels->swiglu_forward(c->stream, c->t, act, saved->t[TR_SAVED_GATE], saved->t[TR_SAVED_UP],
-                               (tr_rows){c->N, NULL}, saved->width);
+    c->kernels->glu_forward(c->stream, c->t, c->config->hidden_act, act, saved->t[TR_SAVED_GATE],
+                            saved->t[TR_SAVED_UP], (tr_rows){c->N, NULL}, saved->width);
 }
 
 void tr_mlp_forward(const tr_mlp_layer *l, const tr_pass *pass, tr_saved *saved, const void *x_loc,
@@ -47,8 +47,9 @@ void tr_mlp_backward(const tr_mlp_layer *l, const tr_pass *pass, tr_saved *saved
     dy = tr_operand_copy(pass, dy, c->N * c->config->hidden_size);
     tr_linear_weight(pass, tr_param_at(c, l->down), dy, saved->t[TR_SAVED_ACT], c->N);
     tr_linear_input(c, dgate, c->t, dy, tr_param_at(c, l->down), c->N, 0); /* d act, in place */
-    c->kernels->swiglu_backward(c->stream, c->t, dgate, dup, dgate, saved->t[TR_SAVED_GATE],
-                                saved->t[TR_SAVED_UP], (tr_rows){c->N, NULL}, I);
+    c->kernels->glu_backward(c->stream, c->t, c->config->hidden_act, dgate, dup, dgate,
+                             saved->t[TR_SAVED_GATE], saved->t[TR_SAVED_UP], (tr_rows){c->N, NULL},
+                             I);
     tr_partial sum = tr_partial_begin(c, dx, false);
     tr_linear_input(c, sum.at, sum.t, dgate, tr_param_at(c, l->gate), c->N, sum.beta);
     tr_linear_input(c, sum.at, sum.t, dup, tr_param_at(c, l->up), c->N, 1);

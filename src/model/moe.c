@@ -54,8 +54,8 @@ static void activate(const tr_pass *pass, tr_saved *saved, tr_rows rows) {
     const tr_env *c = pass->c;
     int64_t I = c->config->moe_intermediate_size;
     void *act = tr_save(pass, saved, TR_SAVED_ACT_E);
-    c->kernels->swiglu_forward(c->stream, c->t, act, saved->t[TR_SAVED_GATE_E],
-                               saved->t[TR_SAVED_UP_E], rows, I);
+    c->kernels->glu_forward(c->stream, c->t, c->config->hidden_act, act, saved->t[TR_SAVED_GATE_E],
+                            saved->t[TR_SAVED_UP_E], rows, I);
 }
 
 /* y[R,out] = beta*y + x[R,in] op(W[expert of the row]) */
@@ -106,8 +106,8 @@ static void experts_backward(const tr_moe_layer *l, const tr_pass *pass, tr_save
     void *dgate = tr_operand(pass, rows.max * I), *dup = tr_operand(pass, rows.max * I);
     grouped_weight(pass, saved, l->down, dy, saved->t[TR_SAVED_ACT_E], rows);
     grouped(c, saved, dgate, dy, l->down, false, rows, 0); /* d act, then in place */
-    c->kernels->swiglu_backward(c->stream, c->t, dgate, dup, dgate, saved->t[TR_SAVED_GATE_E],
-                                saved->t[TR_SAVED_UP_E], rows, I);
+    c->kernels->glu_backward(c->stream, c->t, c->config->hidden_act, dgate, dup, dgate,
+                             saved->t[TR_SAVED_GATE_E], saved->t[TR_SAVED_UP_E], rows, I);
     grouped(c, saved, dx, dgate, l->gate, false, rows, 0);
     grouped(c, saved, dx, dup, l->up, false, rows, 1);
     grouped_weight(pass, saved, l->gate, dgate, saved->t[TR_SAVED_XE], rows);

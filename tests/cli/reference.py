@@ -50,9 +50,14 @@ def attention(x, w, prefix, m, documents):
     return out.reshape(S, heads * D) @ w[f"{prefix}.o_proj.weight"].T
 
 
-def swiglu(x, gate, up, down):
-    g = x @ gate.T
-    return (g / (1 + np.exp(-g)) * (x @ up.T)) @ down.T
+def activate(m, g):
+    if m.get("hidden_act", "silu") == "silu":
+        return g / (1 + np.exp(-g))
+    return g / 2 * (1 + np.tanh(np.sqrt(2 / np.pi) * (g + 0.044715 * g ** 3)))
+
+
+def gated(m, x, gate, up, down):
+    return (activate(m, x @ gate.T) * (x @ up.T)) @ down.T
 
 
 class Router:
@@ -86,7 +91,7 @@ class Router:
         for e in range(E):
             rows, slots = np.nonzero((chosen == e) & keep)
             weights = [w[f"{prefix}.experts.{n}_proj.weight"][e] for n in ("gate", "up", "down")]
-            out[rows] += weight[rows, slots, None] * swiglu(x[rows], *weights)
+            out[rows] += weight[rows, slots, None] * gated(m, x[rows], *weights)
         return out
 
     def within_groups(self, p):
@@ -161,10 +166,10 @@ def step_loss(w, m, tokens, micro_batch_size, plan=None, pad=-1, end=None, reset
                 if i in routers:
                     y = routers[i](h, w, f"{p}.mlp", row[:-1] != pad)
                     if m.get("shared_expert_intermediate_size"):
-                        y = y + swiglu(h, *mats(f"{p}.mlp.shared_experts"))
+                        y = y + gated(m, h, *mats(f"{p}.mlp.shared_experts"))
                     x = x + y
                 else:
-                    x = x + swiglu(h, *mats(f"{p}.mlp"))
+                    x = x + gated(m, h, *mats(f"{p}.mlp"))
             head = w["model.embed_tokens.weight" if m.get("tie_word_embeddings") else
                      "lm_head.weight"]
             logits = rmsnorm(x, w["model.norm.weight"], eps) @ head.T

@@ -113,6 +113,7 @@ VARIANTS = {  # what changes the mathematics must be the same on every grid too
     "groups of experts": dict(num_experts=12, num_experts_per_tok=3, n_group=4, topk_group=2),
     "tied embedding": dict(tie_word_embeddings=True),
     "window": dict(sliding_window=9),
+    "GeGLU": dict(hidden_act="gelu_pytorch_tanh"),
     "pads": dict(),
 }
 

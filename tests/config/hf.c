@@ -165,6 +165,25 @@ static void windows_and_rope(void **state) {
     tr_config_destroy(c);
 }
 
+static void activations(void **state) {
+    (void)state;
+    static const struct {
+        const char *name;
+        tr_activation f;
+    } cases[] = {{"silu", TR_SILU}, {"swish", TR_SILU}, {"gelu_pytorch_tanh", TR_GELU_TANH}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        char json[1000];
+        snprintf(json, sizeof json, "{\"hidden_act\": \"%s\", " SIZES "}", cases[i].name);
+        tr_config *c = accepted(json, "");
+        assert_int_equal(c->model.hidden_act, cases[i].f);
+        tr_config_destroy(c);
+    }
+    tr_config *c =
+        accepted("{\"hidden_act\": \"gelu\", " SIZES "}", "  hidden_act: gelu_pytorch_tanh\n");
+    assert_int_equal(c->model.hidden_act, TR_GELU_TANH); /* the YAML overrides */
+    tr_config_destroy(c);
+}
+
 static void refused(void **state) {
     (void)state;
     static const struct {
@@ -176,7 +195,7 @@ static void refused(void **state) {
         {"\"attention_bias\": true",
          {"config.json: attention_bias: value true", "without model.from"}},
         {"\"mlp_bias\": true", {"mlp_bias: value true"}},
-        {"\"hidden_act\": \"gelu\"", {"hidden_act: value \"gelu\"", "silu"}},
+        {"\"hidden_act\": \"gelu\"", {"hidden_act: value gelu", "silu", "gelu_pytorch_tanh"}},
         {"\"scoring_func\": \"sigmoid\"", {"scoring_func: value \"sigmoid\""}},
         {"\"q_lora_rank\": 1536", {"q_lora_rank: value 1536", "latent attention"}},
         {"\"n_group\": 8", {"n_group: value 8", "without a topk_method"}},
@@ -233,7 +252,8 @@ int main(void) {
         cmocka_unit_test(llama),        cmocka_unit_test(mixtral),
         cmocka_unit_test(qwen2_moe),    cmocka_unit_test(groups_of_experts),
         cmocka_unit_test(deepseek_moe), cmocka_unit_test(windows_and_rope),
-        cmocka_unit_test(refused),      cmocka_unit_test(broken_files),
+        cmocka_unit_test(activations),  cmocka_unit_test(refused),
+        cmocka_unit_test(broken_files),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
 }

@@ -1,5 +1,5 @@
-/* layers.c - norm, rotary positions, SwiGLU, sums and casts of every maker against float64, their
- * gradients against finite differences. Floor: tests. */
+/* layers.c - norm, rotary positions, gated activations, sums and casts of every maker against
+ * float64, their gradients against finite differences. Floor: tests. */
 #include "values.h"
 
 #include <math.h>
@@ -249,18 +249,28 @@ static void test_rope_differences(kt_maker *m) {
     }
 }
 
-/* --- SwiGLU --------------------------------------------------------------------------------- */
+/* --- gated activations ---------------------------------------------------------------------- */
+
+static const tr_activation activations[] = {TR_SILU, TR_GELU_TANH};
+static const char *const activation_names[] = {[TR_SILU] = "swiglu", [TR_GELU_TANH] = "geglu"};
+enum { ACTIVATIONS = sizeof activations / sizeof *activations };
 
 static double silu(double x) {
     return x / (1 + exp(-x));
 }
-static double silu_slope(double x) {
+static double activate(tr_activation f, double x) {
+    if (f == TR_SILU) return silu(x);
+    return x * (1 + tanh(sqrt(2 / acos(-1)) * (x + 0.044715 * x * x * x))) / 2;
+}
+static double slope(tr_activation f, double x) {
     double s = 1 / (1 + exp(-x));
-    return s * (1 + x * (1 - s));
+    if (f == TR_SILU) return s * (1 + x * (1 - s));
+    double c = sqrt(2 / acos(-1)), t = tanh(c * (x + 0.044715 * x * x * x));
+    return (1 + t) / 2 + x / 2 * (1 - t * t) * c * (1 + 3 * 0.044715 * x * x);
 }
 
-static void swiglu_one(kt_maker *m, tr_dtype t, int64_t rows, int64_t used, int64_t C, int place) {
-    int64_t n = rows * C;
+static void glu_one(kt_maker *m, tr_dtype t, tr_activation f, const int64_t *shape, int place) {
+    int64_t rows = shape[0], used = shape[1], C = shape[2], n = rows * C;
     kt_tensor *gate = kt_normal(m, t, n, 3), *up = kt_normal(m, t, n, 1);
     kt_tensor *dh = kt_normal(m, t, n, 1), *count = kt_from(m, TR_I64, 1, &(double){(double)used});
     for (int64_t i = used * C; i < n; i++) gate->value[i] = up->value[i] = dh->value[i] = NAN;
@@ -273,18 +283,19 @@ static void swiglu_one(kt_maker *m, tr_dtype t, int64_t rows, int64_t used, int6
     double *want_h = copy_of(h), *want_dgate = copy_of(dgate), *want_dup = copy_of(dup);
     for (int64_t i = 0; i < used * C; i++) {
         double g = gate->value[i], u = up->value[i], d = dh->value[i];
-        want_h[i] = silu(g) * u;
-        want_dgate[i] = d * u * silu_slope(g);
-        want_dup[i] = d * silu(g);
+        want_h[i] = activate(f, g) * u;
+        want_dgate[i] = d * u * slope(f, g);
+        want_dup[i] = d * activate(f, g);
     }
     tr_rows bound = {.max = rows, .used = used == rows && place == 0 ? NULL : count->data};
-    m->k->swiglu_forward(m->s, t, h->data, gate2->data, up2->data, bound, C);
-    m->k->swiglu_backward(m->s, t, dgate->data, dup->data, dh->data, gate->data, up->data, bound,
-                          C);
-    kt_check(m, h, want_h, kt_tolerance(t), "swiglu %s %lld of %lldx%lld place %d", type_name(t),
+    m->k->glu_forward(m->s, t, f, h->data, gate2->data, up2->data, bound, C);
+    m->k->glu_backward(m->s, t, f, dgate->data, dup->data, dh->data, gate->data, up->data, bound,
+                       C);
+    const char *name = activation_names[f];
+    kt_check(m, h, want_h, kt_tolerance(t), "%s %s %lld of %lldx%lld place %d", name, type_name(t),
              (long long)used, (long long)rows, (long long)C, place);
-    kt_check(m, dgate, want_dgate, kt_tolerance(t), "swiglu dgate %s", type_name(t));
-    kt_check(m, dup, want_dup, kt_tolerance(t), "swiglu dup %s", type_name(t));
+    kt_check(m, dgate, want_dgate, kt_tolerance(t), "%s dgate %s", name, type_name(t));
+    kt_check(m, dup, want_dup, kt_tolerance(t), "%s dup %s", name, type_name(t));
     free(want_h);
     free(want_dgate);
     free(want_dup);
@@ -292,48 +303,69 @@ static void swiglu_one(kt_maker *m, tr_dtype t, int64_t rows, int64_t used, int6
 
 /* Property: forward and backward equal the formula, on top of their inputs too; rows beyond the
  * used ones (NaN here) are neither read into results nor written. */
-static void test_swiglu(kt_maker *m) {
+static void test_glu(kt_maker *m) {
     static const int64_t shapes[][3] = {/* rows, used, C */
                                         {0, 0, 3},  {1, 1, 1},    {5, 5, 7},     {9, 4, 33},
                                         {6, 0, 16}, {40, 40, 64}, {70, 51, 129}, {300, 299, 517}};
     for (int i = 0; i < TYPES; i++)
         for (size_t j = 0; j < sizeof shapes / sizeof *shapes; j++)
-            for (int place = 0; place < 3; place++) {
-                swiglu_one(m, types[i], shapes[j][0], shapes[j][1], shapes[j][2], place);
-                kt_release(m);
-            }
+            for (int place = 0; place < 3; place++)
+                for (int f = 0; f < ACTIVATIONS; f++) {
+                    glu_one(m, types[i], activations[f], shapes[j], place);
+                    kt_release(m);
+                }
 }
 
-/* Property: silu keeps 3e-7 relative over the whole range, goes to 0 and to x at its ends, and lets
- * NaN through. */
-static void test_silu_range(kt_maker *m) {
-    enum { POINTS = 20000 };
-    double *x = doubles(POINTS), worst = 0;
-    for (int i = 0; i < POINTS; i++) x[i] = -85 + 170.0 * i / POINTS;
-    kt_tensor *gate = kt_from(m, TR_F32, POINTS, x), *up = kt_filled(m, TR_F32, POINTS, 1);
-    m->k->swiglu_forward(m->s, TR_F32, up->data, gate->data, up->data, (tr_rows){POINTS, NULL}, 1);
-    const double *h = kt_read(m, up);
-    for (int i = 0; i < POINTS; i++) {
-        double want = silu(gate->value[i]);
-        if (want != 0) worst = fmax(worst, fabs(h[i] / want - 1));
+/* Property: activations keep their relative accuracy over the whole range, go to 0 and to x at
+ * their ends, where the slope is 0 and 1, and let NaN through. */
+static void test_activation_range(kt_maker *m) {
+    enum { POINTS = 20000, ENDS = 7 };
+    /* from where the value is a normal number; of GELU the exponent, near 87, is rounded first */
+    static const double first[] = {[TR_SILU] = -85, [TR_GELU_TANH] = -9.9};
+    static const double most[] = {[TR_SILU] = 3e-7, [TR_GELU_TANH] = 3e-5};
+    double *x = doubles(POINTS);
+    for (int i = 0; i < ACTIVATIONS; i++) {
+        tr_activation f = activations[i];
+        double worst = 0;
+        for (int j = 0; j < POINTS; j++) x[j] = first[f] + 2 * -first[f] * j / POINTS;
+        kt_tensor *gate = kt_from(m, TR_F32, POINTS, x), *up = kt_filled(m, TR_F32, POINTS, 1);
+        m->k->glu_forward(m->s, TR_F32, f, up->data, gate->data, up->data, (tr_rows){POINTS, NULL},
+                          1);
+        const double *h = kt_read(m, up);
+        for (int j = 0; j < POINTS; j++) {
+            double g = gate->value[j];
+            /* 1 + tanh cancels below 0, and 1 / (1 + e^-2u) does not */
+            double u = f == TR_SILU ? g : 2 * sqrt(2 / acos(-1)) * (g + 0.044715 * g * g * g);
+            double want = g / (1 + exp(-u));
+            if (want != 0) worst = fmax(worst, fabs(h[j] / want - 1));
+        }
+        kt_check_number(m, worst, 0, most[f], "%s, largest relative error on [%g, %g]",
+                        activation_names[f], first[f], -first[f]);
+        double ends[] = {-1e4, -1e38, -120, 0, 120, 1e38, NAN};
+        double want[] = {0, 0, 0, 0, 120, (double)1e38f, NAN};
+        double slopes[] = {0, 0, 0, 0.5, 1, 1, NAN};
+        kt_tensor *e = kt_from(m, TR_F32, ENDS, ends), *one = kt_filled(m, TR_F32, ENDS, 1);
+        kt_tensor *dup = kt_filled(m, TR_F32, ENDS, 7);
+        m->k->glu_backward(m->s, TR_F32, f, one->data, dup->data, one->data, e->data, one->data,
+                           (tr_rows){ENDS, NULL}, 1);
+        kt_check(m, one, slopes, 1e-6, "slope of %s at its ends", activation_names[f]);
+        kt_check(m, dup, want, 1e-6, "dup of %s at its ends", activation_names[f]);
+        one = kt_filled(m, TR_F32, ENDS, 1);
+        m->k->glu_forward(m->s, TR_F32, f, e->data, e->data, one->data, (tr_rows){ENDS, NULL}, 1);
+        kt_check(m, e, want, 1e-6, "%s at its ends", activation_names[f]);
     }
-    kt_check_number(m, worst, 0, 3e-7, "silu, largest relative error on [-85, 85]");
-    double ends[] = {-1e4, -1e38, -120, 0, 120, 1e38, NAN};
-    double want[] = {0, 0, 0, 0, 120, (double)1e38f, NAN};
-    kt_tensor *e = kt_from(m, TR_F32, 7, ends), *one = kt_filled(m, TR_F32, 7, 1);
-    m->k->swiglu_forward(m->s, TR_F32, e->data, e->data, one->data, (tr_rows){7, NULL}, 1);
-    kt_check(m, e, want, 1e-6, "silu at its ends");
     free(x);
 }
 
 typedef struct {
+    tr_activation f;
     kt_tensor *gate, *up, *h, *r;
-} swiglu_context;
+} glu_context;
 
-static double swiglu_value(kt_maker *m, void *context) {
-    swiglu_context *c = context;
-    m->k->swiglu_forward(m->s, TR_F32, c->h->data, c->gate->data, c->up->data,
-                         (tr_rows){c->h->n, NULL}, 1);
+static double glu_value(kt_maker *m, void *context) {
+    glu_context *c = context;
+    m->k->glu_forward(m->s, TR_F32, c->f, c->h->data, c->gate->data, c->up->data,
+                      (tr_rows){c->h->n, NULL}, 1);
     const double *h = kt_read(m, c->h);
     double sum = 0;
     for (int64_t i = 0; i < c->h->n; i++) sum += h[i] * c->r->value[i];
@@ -341,20 +373,22 @@ static double swiglu_value(kt_maker *m, void *context) {
 }
 
 /* Property: the backward is the derivative of the forward. */
-static void test_swiglu_differences(kt_maker *m) {
+static void test_glu_differences(kt_maker *m) {
     enum { N = 37 };
-    swiglu_context c = {kt_normal(m, TR_F32, N, 2), kt_normal(m, TR_F32, N, 1),
-                        kt_filled(m, TR_F32, N, 0), kt_normal(m, TR_F32, N, 1)};
-    kt_tensor *dgate = kt_filled(m, TR_F32, N, NAN), *dup = kt_filled(m, TR_F32, N, NAN);
-    double want_gate[N], want_up[N];
-    m->k->swiglu_backward(m->s, TR_F32, dgate->data, dup->data, c.r->data, c.gate->data, c.up->data,
-                          (tr_rows){N, NULL}, 1);
-    for (int64_t i = 0; i < N; i++) {
-        want_gate[i] = kt_difference(m, c.gate, i, 1e-2, swiglu_value, &c);
-        want_up[i] = kt_difference(m, c.up, i, 1e-2, swiglu_value, &c);
+    for (int j = 0; j < ACTIVATIONS; j++) {
+        glu_context c = {activations[j], kt_normal(m, TR_F32, N, 2), kt_normal(m, TR_F32, N, 1),
+                         kt_filled(m, TR_F32, N, 0), kt_normal(m, TR_F32, N, 1)};
+        kt_tensor *dgate = kt_filled(m, TR_F32, N, NAN), *dup = kt_filled(m, TR_F32, N, NAN);
+        double want_gate[N], want_up[N];
+        m->k->glu_backward(m->s, TR_F32, c.f, dgate->data, dup->data, c.r->data, c.gate->data,
+                           c.up->data, (tr_rows){N, NULL}, 1);
+        for (int64_t i = 0; i < N; i++) {
+            want_gate[i] = kt_difference(m, c.gate, i, 1e-2, glu_value, &c);
+            want_up[i] = kt_difference(m, c.up, i, 1e-2, glu_value, &c);
+        }
+        kt_check(m, dgate, want_gate, 1e-3, "%s dgate against differences", activation_names[c.f]);
+        kt_check(m, dup, want_up, 1e-3, "%s dup against differences", activation_names[c.f]);
     }
-    kt_check(m, dgate, want_gate, 1e-3, "swiglu dgate against differences");
-    kt_check(m, dup, want_up, 1e-3, "swiglu dup against differences");
 }
 
 /* --- add and cast ---------------------------------------------------------------------------- */
@@ -434,8 +468,8 @@ static void test_odd_addresses(kt_maker *m) {
                 normed[j] = x->value[j] * sum[j] / sqrt(square / (double)(N - at));
             m->k->add(m->s, t, part(y, at), t, part(x, at), N - at);
             m->k->cast(m->s, TR_F32, part(c, at), t, part(y, at), N - at);
-            m->k->swiglu_forward(m->s, t, part(h, at), part(x, at), part(y, at), (tr_rows){1, NULL},
-                                 N - at);
+            m->k->glu_forward(m->s, t, TR_SILU, part(h, at), part(x, at), part(y, at),
+                              (tr_rows){1, NULL}, N - at);
             m->k->rmsnorm_forward(m->s, t, part(norm, at), rstd->data, part(x, at), part(y, at), 1,
                                   N - at, N - at, 0);
             kt_check(m, y, sum, 0, "add %s from element %lld", type_name(t), (long long)at);
@@ -455,9 +489,9 @@ int main(void) {
         KT_TEST(test_norm_differences),
         KT_TEST(test_rope),
         KT_TEST(test_rope_differences),
-        KT_TEST(test_swiglu),
-        KT_TEST(test_silu_range),
-        KT_TEST(test_swiglu_differences),
+        KT_TEST(test_glu),
+        KT_TEST(test_activation_range),
+        KT_TEST(test_glu_differences),
         KT_TEST(test_add),
         KT_TEST(test_cast),
         KT_TEST(test_odd_addresses),

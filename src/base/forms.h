@@ -1,0 +1,6 @@
+/* forms.h - forms of a formula that a setting names and kernels compute. Floor: base. */
+#pragma once
+
+/* Of a gated feed-forward network: silu(x) = x sigmoid(x); GELU by its tanh approximation,
+ * x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))) / 2 (Hendrycks, Gimpel 2016). */
+typedef enum { TR_SILU, TR_GELU_TANH } tr_activation;
