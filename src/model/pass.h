@@ -116,7 +116,7 @@ typedef enum {
     TR_SAVED_RSTD2,
     TR_SAVED_GATE, /* dense or shared expert */
     TR_SAVED_UP,
-    TR_SAVED_ACT,   /* silu(gate)*up */
+    TR_SAVED_ACT,   /* f(gate)*up */
     TR_SAVED_PROB,  /* router probabilities */
     TR_SAVED_RLSE,  /* router log-sum-exp */
     TR_SAVED_INDEX, /* chosen experts */
