@@ -5,14 +5,14 @@
  * hides has the score -1: it adds nothing, whatever stands in the hidden row. Dot products run in
  * the order of the head dimension, as delta's do (attention.cu). Shared memory bounds it: 4 loads
  * of 16 bytes for 16 FMA in the scores. For checking and for models that must have fp32; bf16 has
- * the fast kernels. Shared memory at D = 64, 128, 256: 31, 55, 104 KB forward, 44, 77, 142 KB
+ * the fast kernels. Shared memory at D = 64, 128, 256: 31, 56, 105 KB forward, 45, 78, 143 KB
  * backward. 74 to 134 registers, at most 48 bytes of them spilled.
  * Not measured on a card yet. */
 #include "kernels/cuda/attention.cuh"
 
 #include "kernels/cuda/tile.cuh"
 
-static const int SIDE = 32, THREADS_F32 = 256, PAIR_ROW = SIDE + 4;
+static const int SIDE = 32, THREADS_F32 = 256, PAIR_ROW = SIDE + 8;
 
 /* Rows of a tile are D + 4 floats: 8 lanes reading 16 bytes of 8 rows are in 32 banks. */
 template <int D>
