@@ -9,32 +9,7 @@
 
 enum { WORK_BYTES = 4 << 20 };
 
-maker makers[MAKERS] = {{.name = "ref"},
-                        {.name = "portable"},
-                        {.name = "avx2"},
-                        {.name = "avx512"},
-                        {.name = "avx512bf16"}};
 const char *const output_name[OUTPUTS] = {"out", "lse", "dq", "dk", "dv", "dsink"};
-
-void makers_init(void) {
-    makers[0].here = makers[1].here = true;
-#if defined(__x86_64__)
-    makers[2].here = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
-    makers[3].here = makers[2].here && __builtin_cpu_supports("avx512bw");
-    makers[4].here = makers[3].here && __builtin_cpu_supports("avx512bf16");
-#endif
-    tr_ref_attention(&makers[0].k);
-    for (int i = 1; i < MAKERS; i++) {
-        tr_cpu_attention(&makers[i].k, (tr_cpu_level)(TR_CPU_PORTABLE + i - 1));
-        if (!makers[i].here) printf("%s: skipped, this processor lacks it\n", makers[i].name);
-    }
-}
-
-const maker *next_maker(const maker *m) {
-    for (m = m ? m + 1 : makers; m < makers + MAKERS; m++)
-        if (m->here) return m;
-    return NULL;
-}
 
 /* Making. */
 

@@ -33,15 +33,26 @@ typedef struct {
 typedef struct {
     const char *name;
     tr_kernels k;
-    bool here; /* this processor runs it */
+    bool here;         /* this machine runs it */
+    tr_device *device; /* of a module, with memory of its own; NULL: the host's */
+    bool emulated;     /* thousands of times slower than the others */
 } maker;
 
-enum { MAKERS = 5 };
-extern maker makers[MAKERS]; /* ref, portable, avx2, avx512, avx512 bf16 */
+enum { CPU_MAKERS = 5, MAKERS = CPU_MAKERS + 3 };
+extern maker makers[MAKERS]; /* ref, portable, avx2, avx512, avx512 bf16; simt, simt-check, cuda */
+/* All of the CPU, or those that the environment's TRIREME_TEST_MAKERS lists. */
 void makers_init(void);
+void makers_fini(void);
 /* The makers this processor runs, one after the other; the first after NULL, NULL after the last.
  */
 const maker *next_maker(const maker *m);
+
+/* The call on a maker. A device gets copies of all that the call names, each between guards, and
+ * its results are copied back. A finding of a device that checks fails the test. */
+void run_forward(const maker *m, const tr_attention *a);
+void run_backward(const maker *m, const tr_attention *a);
+/* Whether a maker is too slow for the call, which is printed. */
+bool too_slow(const maker *m, const tr_attention *a);
 
 /* Inputs are correlated: q, k, v and dout share a common part. t is F32 or BF16; out_t and grad_t
  * likewise. All outputs hold NaN bytes. */

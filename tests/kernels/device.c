@@ -1,5 +1,6 @@
 /* Property: the CPU device is the level that was asked for, by argument or environment, or says why
- * not; every thread flushes denormals; the measured peak is one that a product does not beat. */
+ * not; every thread flushes denormals; the measured peak is one that a product does not beat. A
+ * module's device fills the table and moves bytes; a module that is not there is named. */
 #include "harness.h"
 
 #include "base/status.h"
@@ -37,20 +38,86 @@ static void levels_by_name(void **state) {
     tr_device_destroy(NULL);
 }
 
+static void check_table(const tr_device *d) {
+    const char *row = (const char *)d->kernels;
+    for (size_t at = 0; at < sizeof(tr_kernels); at += sizeof(void *)) {
+        void *function;
+        memcpy(&function, row + at, sizeof function);
+        assert_non_null(function);
+    }
+}
+
 static void every_level_fills_the_table(void **state) {
     (void)state;
     static const char *const names[] = {"ref", "portable", "avx2", "avx512", "avx512bf16"};
     for (int i = 0; i < 5; i++) {
         tr_device *d = tr_device_cpu(names[i]);
         if (!d) continue;
-        const char *row = (const char *)d->kernels;
-        for (size_t at = 0; at < sizeof(tr_kernels); at += sizeof(void *)) {
-            void *function;
-            memcpy(&function, row + at, sizeof function);
-            assert_non_null(function);
-        }
+        check_table(d);
         tr_device_destroy(d);
     }
+}
+
+/* Bytes go to a module's device and back in the order of its stream; what it checks is counted. */
+static void use_module(tr_device *d) {
+    enum { BYTES = 4096 };
+    unsigned char *up = d->staging.alloc(d->staging.self, BYTES), down[BYTES];
+    char *memory = tr_allocator_take(&d->allocator, BYTES, "a test");
+    tr_stream *other = d->stream_create(d);
+    tr_event *e = d->event_create(d);
+    assert_true(d->event_done(e));
+    for (int i = 0; i < BYTES; i++) up[i] = (unsigned char)(i * 7);
+    d->copy(d->stream, memory, up, BYTES, TR_TO_DEVICE);
+    d->zero(d->stream, memory, 16);
+    d->event_record(e, d->stream);
+    d->stream_wait_event(other, e);
+    d->copy(other, memory + 32, memory, 32, TR_ON_DEVICE);
+    d->copy(other, down, memory, BYTES, TR_TO_HOST);
+    d->stream_wait(other);
+    assert_true(d->event_done(e));
+    for (int i = 0; i < BYTES; i++) {
+        int from = i >= 32 && i < 64 ? i - 32 : i;
+        assert_int_equal(down[i], from < 16 ? 0 : up[from]);
+    }
+    assert_false(d->host_memory);
+    assert_true(d->findings && d->findings(d) == 0);
+    d->event_destroy(e);
+    d->stream_destroy(other);
+    tr_allocator_give(&d->allocator, memory, BYTES);
+    d->staging.free(d->staging.self, up, BYTES);
+}
+
+static void modules_bring_devices(void **state) {
+    (void)state;
+    static const char *const names[] = {"simt", "simt-check"};
+    for (int i = 0; i < 2; i++) {
+        tr_device *d = tr_device_open(&(tr_device_wish){.name = names[i], .local_rank = 3});
+        if (!d) {
+            printf("  %-10s skipped: %s\n", names[i], tr_error_message());
+            continue;
+        }
+        printf("  %s\n", d->name);
+        check_table(d);
+        use_module(d);
+        tr_device_destroy(d);
+    }
+}
+
+static void says_which_module_is_missing(void **state) {
+    (void)state;
+    char before[4096];
+    const char *directory = getenv("TRIREME_MODULE_DIR");
+    snprintf(before, sizeof before, "%s", directory ? directory : "");
+    setenv("TRIREME_MODULE_DIR", "/nowhere", 1);
+    assert_null(tr_device_open(&(tr_device_wish){.name = "simt"}));
+    assert_int_equal(tr_error_status(), TR_ERR_USAGE);
+    assert_non_null(strstr(tr_error_message(), "/nowhere/libtrireme_simt.so"));
+    assert_non_null(strstr(tr_error_message(), "cmake --preset release"));
+    assert_null(tr_device_open(&(tr_device_wish){.name = "cuda"}));
+    assert_non_null(strstr(tr_error_message(), "cmake --preset cuda"));
+    setenv("TRIREME_MODULE_DIR", before, 1);
+    assert_null(tr_device_open(&(tr_device_wish){.name = "tpu"}));
+    assert_non_null(strstr(tr_error_message(), "use cpu, cuda, simt or simt-check"));
 }
 
 static void threads_flush_denormals(void **state) {
@@ -107,10 +174,9 @@ static void peak_is_plausible(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(levels_by_name),
-        cmocka_unit_test(every_level_fills_the_table),
-        cmocka_unit_test(threads_flush_denormals),
-        cmocka_unit_test(peak_is_plausible),
+        cmocka_unit_test(levels_by_name),          cmocka_unit_test(every_level_fills_the_table),
+        cmocka_unit_test(modules_bring_devices),   cmocka_unit_test(says_which_module_is_missing),
+        cmocka_unit_test(threads_flush_denormals), cmocka_unit_test(peak_is_plausible),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
