@@ -96,8 +96,12 @@ typedef struct {
 typedef struct {
     int64_t E, k;         /* 1 <= k <= kept * E / groups */
     int64_t groups, kept; /* 1 <= kept <= groups, which divides E */
+    tr_score score;       /* what prob is made of logits by */
     bool renormalise;     /* the weights of the chosen are divided by their sum */
 } tr_routing;
+
+/* Is added to a sum of sigmoids before it divides: all of them may be 0 (DeepSeek-V3's code). */
+#define TR_SIGMOID_FLOOR 1e-20f
 
 typedef struct {
     float learning_rate, beta1, beta2, epsilon, weight_decay;
@@ -180,25 +184,28 @@ struct tr_kernels {
                                 int64_t dlogits_ld, float scale, int64_t N, int64_t V);
 
     /* --- mixture of experts ------------------------------------------------------------------- */
-    /* Per token: prob = softmax(logits) over all experts, lse, the k largest of its groups (ties:
-     * lowest expert), and their weights, from prob. Tokens with valid[n] == 0 get index -1 and
-     * weight 0. valid nullable. */
+    /* Per token: prob = softmax(logits) over all experts, or sigmoid(logits); lse of the logits;
+     * the k largest of its groups (ties: lowest expert), and their weights, from prob. Tokens with
+     * valid[n] == 0 get index -1 and weight 0. valid nullable. */
     void (*router_forward)(tr_stream *s, const tr_routing *how, const float *logits /* [N,E] */,
                            const uint8_t *valid, float *prob /* [N,E] */, float *lse /* [N] */,
                            int32_t *index /* [N,k] */, float *weight /* [N,k] */, int64_t N);
     /* Sums over the valid tokens of each of G groups, written as doubles: stats[g] = {tokens, sum
-     * lse^2, count of choices per expert [E], sum of prob per expert [E]}. A group is `rows` >= 1
-     * consecutive rows; row n here is row first + n of them all, so its group is (first+n)/rows. */
-    void (*router_stats)(tr_stream *s, const float *prob, const float *lse, const int32_t *index,
-                         const uint8_t *valid, double *stats /* [G, 2+2E] */, int64_t first,
-                         int64_t rows, int64_t N, int64_t E, int64_t k, int64_t G);
-    /* dlogits = through the softmax of: dweight (gradient of the k weights, through the
-     * renormalisation), plus aux: prob[n,e] has gradient prob_grad[g,e], plus z: lse[n] has
+     * lse^2, count of choices per expert [E], sum of share per expert [E]}; share is prob, of
+     * sigmoids divided by the token's sum of them (DeepSeek-V3 2024, eq. 19). A group is `rows` >=
+     * 1 consecutive rows; row n here is row first + n of them all, so its group is (first+n)/rows.
+     */
+    void (*router_stats)(tr_stream *s, const tr_routing *how, const float *prob, const float *lse,
+                         const int32_t *index, const uint8_t *valid, double *stats /* [G, 2+2E] */,
+                         int64_t first, int64_t rows, int64_t N, int64_t G);
+    /* dlogits = through softmax or sigmoid of: dweight (gradient of the k weights, through the
+     * renormalisation), plus aux: share[n,e] has gradient prob_grad[g,e], plus z: lse[n] has
      * gradient z_grad[g]*lse[n]. g = (first+n)/rows as in router_stats. Invalid tokens get zeros.
-     * dweight nullable. */
+     * dweight, prob_grad and z_grad nullable; logits are read for z of sigmoids alone. */
     void (*router_backward)(tr_stream *s, const tr_routing *how, float *dlogits /* [N,E] */,
-                            const float *dweight, const float *prob, const float *lse,
-                            const int32_t *index, const float *weight, const uint8_t *valid,
+                            const float *dweight, const float *logits /* [N,E] */,
+                            const float *prob, const float *lse, const int32_t *index,
+                            const float *weight, const uint8_t *valid,
                             const float *prob_grad /* [G,E] */, const float *z_grad /* [G] */,
                             int64_t first, int64_t rows, int64_t N);
     /* taken[n,j] = index[n,j] for pairs that find a place, else -1: each expert takes at most

@@ -3,6 +3,7 @@
  * kernels. */
 #include "kernels/cpu/levels.h"
 #include "kernels/cpu/moe_body.h"
+#include "kernels/cpu/scratch.h"
 
 /* --- statistics ------------------------------------------------------------------------------ */
 
@@ -10,6 +11,7 @@ enum { STATS_EXPERTS = 16 }; /* one cache line of probabilities */
 
 typedef struct {
     const float *prob, *lse;
+    float *inverse; /* [N] of the sum of a token's sigmoids; NULL: prob is a share as it is */
     const int32_t *index;
     const uint8_t *valid;
     double *stats;
@@ -41,7 +43,16 @@ static void count_group(const stats_args *a, int64_t g) {
     to[1] = squares;
 }
 
-/* Sum of prob of group g over a few neighbouring experts. */
+static void inverse_range(const void *args, int64_t begin, int64_t end) {
+    const stats_args *a = args;
+    for (int64_t n = begin; n < end; n++) {
+        double sum = (double)TR_SIGMOID_FLOOR;
+        for (int64_t e = 0; e < a->E; e++) sum += (double)a->prob[n * a->E + e];
+        a->inverse[n] = (float)(1 / sum);
+    }
+}
+
+/* Sum of the shares of group g over a few neighbouring experts. */
 static void sum_probs(const stats_args *a, int64_t g, int64_t block) {
     int64_t first = block * STATS_EXPERTS, count = tr_min_i64(STATS_EXPERTS, a->E - first);
     double sum[STATS_EXPERTS] = {0};
@@ -49,7 +60,8 @@ static void sum_probs(const stats_args *a, int64_t g, int64_t block) {
     for (int64_t n = here.begin; n < here.end; n++) {
         if (a->valid && !a->valid[n]) continue;
         const float *p = a->prob + n * a->E + first;
-        for (int64_t e = 0; e < count; e++) sum[e] += (double)p[e];
+        double scale = a->inverse ? (double)a->inverse[n] : 1;
+        for (int64_t e = 0; e < count; e++) sum[e] += (double)p[e] * scale;
     }
     memcpy(a->stats + g * (2 + 2 * a->E) + 2 + a->E + first, sum, (size_t)count * sizeof *sum);
 }
@@ -66,13 +78,17 @@ static void stats_range(const void *args, int64_t begin, int64_t end) {
     }
 }
 
-static void router_stats(tr_stream *s, const float *prob, const float *lse, const int32_t *index,
-                         const uint8_t *valid, double *stats, int64_t first, int64_t rows,
-                         int64_t N, int64_t E, int64_t k, int64_t G) {
+static void router_stats(tr_stream *s, const tr_routing *how, const float *prob, const float *lse,
+                         const int32_t *index, const uint8_t *valid, double *stats, int64_t first,
+                         int64_t rows, int64_t N, int64_t G) {
     (void)s;
     if (G <= 0) return;
-    int64_t blocks = (E + STATS_EXPERTS - 1) / STATS_EXPERTS;
-    stats_args a = {prob, lse, index, valid, stats, first, rows, N, E, k, blocks};
+    int64_t E = how->E, k = how->k, blocks = (E + STATS_EXPERTS - 1) / STATS_EXPERTS;
+    stats_args a = {prob, lse, NULL, index, valid, stats, first, rows, N, E, k, blocks};
+    if (how->score == TR_SIGMOID) {
+        a.inverse = tr_scratch((size_t)(N + 1) * sizeof *a.inverse);
+        tr_for_range(inverse_range, &a, N, N * E * (int64_t)sizeof(float));
+    }
     tr_for_range(stats_range, &a, G * (blocks + 1), N * (E + k) * (int64_t)sizeof(float));
 }
 

@@ -70,15 +70,34 @@ VEC_FN float softmax(float *prob, const float *x, float max, int64_t E) {
     return max + logf(sum);
 }
 
+/* prob = sigmoid(x); returns log(sum(exp(x))). */
+VEC_FN float sigmoids(float *prob, const float *x, float max, int64_t E) {
+    vec total = {0};
+    for (int64_t e = 0; e < E; e += VEC) {
+        vec v = vec_load_n(TR_F32, x, e, E - e);
+        vec_store_n(TR_F32, prob, e, E - e, 1.0f / (1.0f + vec_exp(-v)));
+        total += vec_first(vec_exp(v - max), E - e);
+    }
+    return max + logf(vec_sum(total));
+}
+
+/* What is added to a sum of the scores that divides. */
+static inline float floor_of(tr_score score) {
+    return score == TR_SIGMOID ? TR_SIGMOID_FLOOR : 0;
+}
+
 static void route_range(const void *args, int64_t begin, int64_t end) {
     const route_args *a = args;
     int64_t E = a->how->E, k = a->how->k;
     for (int64_t n = begin; n < end; n++) {
         const float *x = a->logits + n * E;
-        float *prob = a->prob + n * E, *weight = a->weight + n * k, chosen = 0;
+        float *prob = a->prob + n * E, *weight = a->weight + n * k;
+        float chosen = floor_of(a->how->score);
         int32_t *index = a->index + n * k;
-        choose(a->how, index, x);
-        a->lse[n] = softmax(prob, x, x[index[0]], E); /* the best group has the largest */
+        choose(a->how, index, x); /* scores rise with logits */
+        float max = x[index[0]];  /* the best group has it */
+        a->lse[n] =
+            a->how->score == TR_SIGMOID ? sigmoids(prob, x, max, E) : softmax(prob, x, max, E);
         bool valid = !a->valid || a->valid[n];
         for (int64_t j = 0; j < k; j++) chosen += prob[index[j]];
         float divisor = a->how->renormalise ? chosen : 1;
@@ -99,12 +118,13 @@ static void router_forward(tr_stream *s, const tr_routing *how, const float *log
 
 typedef struct {
     float *dlogits;
-    const float *dweight, *prob, *lse;
+    const float *dweight, *logits, *prob, *lse;
     const int32_t *index;
     const float *weight;
     const uint8_t *valid;
     const float *prob_grad, *z_grad;
     int64_t first, rows, E, k;
+    tr_score score;
     bool renormalise;
 } route_grad_args;
 
@@ -113,7 +133,7 @@ typedef struct {
 static float chosen_grad(const route_grad_args *a, int64_t n, int64_t j) {
     const float *dw = a->dweight + n * a->k, *w = a->weight + n * a->k;
     if (!a->renormalise) return dw[j];
-    float dot = 0, sum = 0;
+    float dot = 0, sum = floor_of(a->score);
     for (int64_t i = 0; i < a->k; i++) {
         dot += dw[i] * w[i];
         sum += a->prob[n * a->E + a->index[n * a->k + i]];
@@ -140,23 +160,66 @@ static void route_grad_token(const route_grad_args *a, int64_t n) {
     for (int64_t j = 0; j < k; j++) d[index[j]] += p[index[j]] * chosen_grad(a, n, j);
 }
 
+/* With share_e = p_e / sum p: p has the gradient (dp - <share, dp>) / sum p and, of the chosen,
+ * that of the weight; dlogits = p (1 - p) of it + z lse softmax. */
+static void sigmoid_grad_token(const route_grad_args *a, int64_t n) {
+    int64_t E = a->E, k = a->dweight ? a->k : 0, g = (a->first + n) / a->rows;
+    const float *p = a->prob + n * E, *dp = a->prob_grad ? a->prob_grad + g * E : NULL;
+    const float *x = a->logits + n * E;
+    const int32_t *index = a->index + n * a->k;
+    float *d = a->dlogits + n * E, z = a->z_grad ? a->z_grad[g] * a->lse[n] : 0;
+    vec dot = {0}, sum = {0};
+    for (int64_t e = 0; dp && e < E; e += VEC) {
+        vec score = vec_load_n(TR_F32, p, e, E - e);
+        dot = vec_fma(score, vec_load_n(TR_F32, dp, e, E - e), dot);
+        sum += score;
+    }
+    float whole = vec_sum(sum) + TR_SIGMOID_FLOOR, mean = vec_sum(dot) / whole;
+    for (int64_t e = 0; e < E; e += VEC) {
+        vec score = vec_load_n(TR_F32, p, e, E - e), gradient = {0}, of_lse = {0};
+        if (dp) gradient = (vec_load_n(TR_F32, dp, e, E - e) - mean) / whole;
+        if (a->z_grad) of_lse = vec_exp(vec_load_n(TR_F32, x, e, E - e) - a->lse[n]) * z;
+        vec_store_n(TR_F32, d, e, E - e, score * (1.0f - score) * gradient + of_lse);
+    }
+    for (int64_t j = 0; j < k; j++) {
+        float score = p[index[j]];
+        d[index[j]] += score * (1 - score) * chosen_grad(a, n, j);
+    }
+}
+
 static void route_grad_range(const void *args, int64_t begin, int64_t end) {
     const route_grad_args *a = args;
     for (int64_t n = begin; n < end; n++)
-        if (!a->valid || a->valid[n])
+        if ((!a->valid || a->valid[n]) && a->score == TR_SIGMOID)
+            sigmoid_grad_token(a, n);
+        else if (!a->valid || a->valid[n])
             route_grad_token(a, n);
         else
             memset(a->dlogits + n * a->E, 0, (size_t)a->E * sizeof *a->dlogits);
 }
 
 static void router_backward(tr_stream *s, const tr_routing *how, float *dlogits,
-                            const float *dweight, const float *prob, const float *lse,
-                            const int32_t *index, const float *weight, const uint8_t *valid,
-                            const float *prob_grad, const float *z_grad, int64_t first,
-                            int64_t rows, int64_t N) {
+                            const float *dweight, const float *logits, const float *prob,
+                            const float *lse, const int32_t *index, const float *weight,
+                            const uint8_t *valid, const float *prob_grad, const float *z_grad,
+                            int64_t first, int64_t rows, int64_t N) {
     (void)s;
-    route_grad_args a = {dlogits,   dweight, prob,  lse,  index,  weight, valid,
-                         prob_grad, z_grad,  first, rows, how->E, how->k, how->renormalise};
+    route_grad_args a = {.dlogits = dlogits,
+                         .dweight = dweight,
+                         .logits = logits,
+                         .prob = prob,
+                         .lse = lse,
+                         .index = index,
+                         .weight = weight,
+                         .valid = valid,
+                         .prob_grad = prob_grad,
+                         .z_grad = z_grad,
+                         .first = first,
+                         .rows = rows,
+                         .E = how->E,
+                         .k = how->k,
+                         .score = how->score,
+                         .renormalise = how->renormalise};
     tr_for_range(route_grad_range, &a, N, N * how->E * 8);
 }
 

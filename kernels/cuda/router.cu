@@ -85,15 +85,25 @@ DEVFN void choose(int32_t *index, const tr_routing &how, const float *x, const f
     }
 }
 
-/* weight[k] of the chosen, whose probability is exp(x - max) inverse. A warp. */
+/* Of a logit: its sigmoid, or its part of the softmax whose sum has that inverse. */
+DEVFN float score_of(const tr_routing &how, float logit, float max, float inverse) {
+    return how.score == TR_SIGMOID ? 1 / (1 + expf(-logit)) : expf(logit - max) * inverse;
+}
+
+/* What is added to a sum of the scores that divides. */
+DEVFN float floor_of(const tr_routing &how) {
+    return how.score == TR_SIGMOID ? TR_SIGMOID_FLOOR : 0;
+}
+
+/* weight[k] of the chosen. A warp. */
 DEVFN void weigh(float *weight, const int32_t *index, const tr_routing &how, const float *x,
                  float max, float inverse) {
     const int lane = (int)threadIdx.x % WARP;
     float sum = 0;
-    for (int64_t j = lane; j < how.k; j += WARP) sum += expf(x[index[j]] - max) * inverse;
-    sum = how.renormalise ? warp_sum(sum, WARP) : 1;
+    for (int64_t j = lane; j < how.k; j += WARP) sum += score_of(how, x[index[j]], max, inverse);
+    sum = how.renormalise ? warp_sum(sum, WARP) + floor_of(how) : 1;
     for (int64_t j = lane; j < how.k; j += WARP)
-        weight[j] = expf(x[index[j]] - max) * inverse / sum;
+        weight[j] = score_of(how, x[index[j]], max, inverse) / sum;
 }
 
 /* A warp a token. Until its probabilities are written, their row holds the groups' best. */
@@ -118,7 +128,7 @@ __global__ void route(tr_routing how, const float *logits, const uint8_t *valid,
         } else {
             for (int64_t j = lane; j < how.k; j += WARP) at[j] = -1, w[j] = 0;
         }
-        for (int64_t e = lane; e < how.E; e += WARP) p[e] = expf(x[e] - max) * (1 / sum);
+        for (int64_t e = lane; e < how.E; e += WARP) p[e] = score_of(how, x[e], max, 1 / sum);
     }
 }
 
@@ -138,6 +148,7 @@ enum { STAT_ROWS = 256, STAT_CHUNKS = 128 };
 
 typedef struct {
     const float *prob, *lse;
+    const float *inverse; /* [N] of the sum of a token's sigmoids; NULL: prob is a share as it is */
     const int32_t *index;
     const uint8_t *valid;
     int64_t first, rows, N, E, k, G;
@@ -159,7 +170,8 @@ DEVFN void sum_experts(const stats_args &a, double *to, int64_t begin, int64_t e
     const int column = me % size, lanes = THREADS / size;
     double sum = 0;
     for (int64_t n = begin + me / size; n < end; n += lanes)
-        if (column < here && is_valid(a, n)) sum += (double)a.prob[n * a.E + e + column];
+        if (column < here && is_valid(a, n))
+            sum += (double)a.prob[n * a.E + e + column] * (a.inverse ? (double)a.inverse[n] : 1);
     seen[me] = 0;
     part[me] = sum;
     SYNCTHREADS();
@@ -217,18 +229,42 @@ __global__ void stats_sum(double *stats, const double *from, int64_t G, int64_t 
     }
 }
 
-static void router_stats(tr_stream *s, const float *prob, const float *lse, const int32_t *index,
-                         const uint8_t *valid, double *stats, int64_t first, int64_t rows,
-                         int64_t N, int64_t E, int64_t k, int64_t G) {
+/* inverse[n] = 1 / sum of prob[n,:]. A warp a token. */
+__global__ void sum_sigmoids(float *inverse, const float *prob, int64_t rows, int64_t E) {
+    const int lane = (int)threadIdx.x % WARP;
+    for (int64_t n = (int64_t)blockIdx.x * WARPS + threadIdx.x / WARP; n < rows;
+         n += (int64_t)gridDim.x * WARPS) {
+        float sum = 0;
+        for (int64_t e = lane; e < E; e += WARP) sum += prob[n * E + e];
+        sum = warp_sum(sum, WARP) + TR_SIGMOID_FLOOR;
+        if (lane == 0) inverse[n] = 1 / sum;
+    }
+}
+
+static void router_stats(tr_stream *s, const tr_routing *how, const float *prob, const float *lse,
+                         const int32_t *index, const uint8_t *valid, double *stats, int64_t first,
+                         int64_t rows, int64_t N, int64_t G) {
     if (G <= 0) return;
+    const int64_t E = how->E, k = how->k;
     const int64_t most = rows < N ? rows : N, width = 2 + 2 * E;
     int64_t each = (most + STAT_CHUNKS - 1) / STAT_CHUNKS;
     if (each < STAT_ROWS) each = STAT_ROWS;
     const int64_t chunks = most > each ? (most + each - 1) / each : 1;
     const int64_t parts = E > THREADS ? (E + THREADS - 1) / THREADS : 1;
-    const stats_args a = {prob, lse, index, valid, first, rows, N, E, k, G, chunks, each, parts};
-    double *to = stats;
-    if (chunks > 1) to = (double *)tr_cuda_work(s, (size_t)(G * chunks * width) * sizeof(double));
+    const int64_t sums = chunks > 1 ? G * chunks * width : 0;
+    const int64_t tokens = how->score == TR_SIGMOID ? N : 0;
+    double *work = NULL;
+    if (sums + tokens > 0)
+        work = (double *)tr_cuda_work(s, (size_t)sums * sizeof(double) +
+                                             (size_t)tokens * sizeof(float));
+    double *to = chunks > 1 ? work : stats;
+    float *inverse = tokens > 0 ? (float *)(work + sums) : NULL;
+    if (tokens > 0) {
+        LAUNCH(sum_sigmoids, blocks_for(N, WARPS), THREADS, 0, s->handle)(inverse, prob, N, E);
+        tr_cuda_launched(s, "router_stats' sigmoids");
+    }
+    const stats_args a = {prob, lse, inverse, index, valid,  first, rows,
+                          N,    E,   k,       G,     chunks, each,  parts};
     LAUNCH(stats_chunks, blocks_for(G * chunks * parts, 1), THREADS, 0, s->handle)(to, a);
     tr_cuda_launched(s, "router_stats");
     if (chunks == 1) return;
@@ -240,7 +276,7 @@ static void router_stats(tr_stream *s, const float *prob, const float *lse, cons
 /* --- backward -------------------------------------------------------------------------------- */
 
 typedef struct {
-    const float *dweight, *prob, *lse;
+    const float *dweight, *logits, *prob, *lse;
     const int32_t *index;
     const float *weight;
     const uint8_t *valid;
@@ -261,7 +297,7 @@ DEVFN weight_slope slope_of(const tr_routing &how, const route_gradients &a, int
         chosen += a.prob[n * how.E + a.index[i]];
     }
     dot = warp_sum(dot, WARP);
-    return weight_slope{dot, 1 / warp_sum(chosen, WARP)};
+    return weight_slope{dot, 1 / (warp_sum(chosen, WARP) + floor_of(how))};
 }
 
 /* A warp a token: dlogits = p (dp - mean + z), dp the gradient of prob, mean = sum p dp. All of it
@@ -297,15 +333,55 @@ __global__ void route_backward(tr_routing how, float *dlogits, route_gradients a
     }
 }
 
+/* A warp a token. With share_e = p_e / sum p: p has the gradient (dp - <share, dp>) / sum p and, of
+ * the chosen, that of the weight; dlogits = p (1 - p) of it + z softmax. */
+__global__ void route_backward_sigmoid(tr_routing how, float *dlogits, route_gradients a) {
+    const int lane = (int)threadIdx.x % WARP;
+    const int64_t E = how.E, k = how.k;
+    for (int64_t n = (int64_t)blockIdx.x * WARPS + threadIdx.x / WARP; n < a.N;
+         n += (int64_t)gridDim.x * WARPS) {
+        const float *p = a.prob + n * E, *x = a.logits + n * E;
+        float *d = dlogits + n * E;
+        if (a.valid && !a.valid[n]) {
+            for (int64_t e = lane; e < E; e += WARP) d[e] = 0;
+            continue;
+        }
+        const int64_t g = (a.first + n) / a.rows;
+        const float *dp = a.prob_grad ? a.prob_grad + g * E : NULL;
+        const float z = a.z_grad ? a.z_grad[g] * a.lse[n] : 0;
+        const weight_slope w = a.dweight ? slope_of(how, a, n) : weight_slope{0, 0};
+        float whole = 0, mean = 0;
+        for (int64_t e = lane; e < E && dp; e += WARP) {
+            whole += p[e];
+            mean += p[e] * dp[e];
+        }
+        whole = warp_sum(whole, WARP) + TR_SIGMOID_FLOOR;
+        mean = warp_sum(mean, WARP) / whole;
+        for (int64_t e = lane; e < E; e += WARP) {
+            const float of_lse = a.z_grad ? z * expf(x[e] - a.lse[n]) : 0;
+            d[e] = p[e] * (1 - p[e]) * (dp ? (dp[e] - mean) / whole : 0) + of_lse;
+        }
+        if (!a.dweight) continue;
+        SYNCWARP(0xffffffffu);
+        for (int64_t i = n * k + lane; i < (n + 1) * k; i += WARP) {
+            const int64_t e = a.index[i];
+            d[e] += p[e] * (1 - p[e]) * ((a.dweight[i] - w.dot) * w.inverse);
+        }
+    }
+}
+
 static void router_backward(tr_stream *s, const tr_routing *how, float *dlogits,
-                            const float *dweight, const float *prob, const float *lse,
-                            const int32_t *index, const float *weight, const uint8_t *valid,
-                            const float *prob_grad, const float *z_grad, int64_t first,
-                            int64_t rows, int64_t N) {
+                            const float *dweight, const float *logits, const float *prob,
+                            const float *lse, const int32_t *index, const float *weight,
+                            const uint8_t *valid, const float *prob_grad, const float *z_grad,
+                            int64_t first, int64_t rows, int64_t N) {
     if (N <= 0) return;
-    const route_gradients a = {dweight,   prob,   lse,   index, weight, valid,
-                               prob_grad, z_grad, first, rows,  N};
-    LAUNCH(route_backward, blocks_for(N, WARPS), THREADS, 0, s->handle)(*how, dlogits, a);
+    const route_gradients a = {dweight, logits,    prob,   lse,   index, weight,
+                               valid,   prob_grad, z_grad, first, rows,  N};
+    if (how->score == TR_SIGMOID)
+        LAUNCH(route_backward_sigmoid, blocks_for(N, WARPS), THREADS, 0, s->handle)
+    (*how, dlogits, a);
+    else LAUNCH(route_backward, blocks_for(N, WARPS), THREADS, 0, s->handle)(*how, dlogits, a);
     tr_cuda_launched(s, "router_backward");
 }
 

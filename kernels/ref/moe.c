@@ -39,6 +39,11 @@ static void choose(const tr_routing *how, int32_t *index, const float *x) {
         if (is_kept(how, x, g)) held = offer(index, held, how->k, x, g * size, size);
 }
 
+/* What is added to a sum of the scores that divides. */
+static double floor_of(const tr_routing *how) {
+    return how->score == TR_SIGMOID ? (double)TR_SIGMOID_FLOOR : 0;
+}
+
 static void router_forward(tr_stream *s, const tr_routing *how, const float *logits,
                            const uint8_t *valid, float *prob, float *lse, int32_t *index,
                            float *weight, int64_t N) {
@@ -49,24 +54,36 @@ static void router_forward(tr_stream *s, const tr_routing *how, const float *log
         double max = -INFINITY, sum = 0, chosen = 0;
         for (int64_t e = 0; e < E; e++) max = fmax(max, (double)x[e]);
         for (int64_t e = 0; e < E; e++) sum += exp((double)x[e] - max);
-        for (int64_t e = 0; e < E; e++) prob[n * E + e] = (float)(exp((double)x[e] - max) / sum);
+        for (int64_t e = 0; e < E; e++)
+            prob[n * E + e] = (float)(how->score == TR_SIGMOID ? 1 / (1 + exp(-(double)x[e]))
+                                                               : exp((double)x[e] - max) / sum);
         lse[n] = (float)(max + log(sum));
         bool used = !valid || valid[n];
         int32_t *at = index + n * k;
-        if (used) choose(how, at, x);
+        if (used) choose(how, at, x); /* scores rise with logits */
         for (int64_t j = 0; j < k && used; j++) chosen += (double)prob[n * E + at[j]];
         for (int64_t j = 0; j < k; j++) {
             if (!used) at[j] = -1;
             double p = used ? (double)prob[n * E + at[j]] : 0;
-            weight[n * k + j] = (float)(used && how->renormalise ? p / chosen : p);
+            weight[n * k + j] =
+                (float)(used && how->renormalise ? p / (chosen + floor_of(how)) : p);
         }
     }
 }
 
-static void router_stats(tr_stream *s, const float *prob, const float *lse, const int32_t *index,
-                         const uint8_t *valid, double *stats, int64_t first, int64_t rows,
-                         int64_t N, int64_t E, int64_t k, int64_t G) {
+/* The sum of a token's scores, if its shares are parts of that, else 1. */
+static double whole_of(const tr_routing *how, const float *prob) {
+    double sum = floor_of(how);
+    if (how->score == TR_SOFTMAX) return 1;
+    for (int64_t e = 0; e < how->E; e++) sum += (double)prob[e];
+    return sum;
+}
+
+static void router_stats(tr_stream *s, const tr_routing *how, const float *prob, const float *lse,
+                         const int32_t *index, const uint8_t *valid, double *stats, int64_t first,
+                         int64_t rows, int64_t N, int64_t G) {
     (void)s;
+    int64_t E = how->E, k = how->k;
     for (int64_t i = 0; i < G * (2 + 2 * E); i++) stats[i] = 0;
     for (int64_t n = 0; n < N; n++) {
         if (valid && !valid[n]) continue;
@@ -74,7 +91,8 @@ static void router_stats(tr_stream *s, const float *prob, const float *lse, cons
         to[0] += 1;
         to[1] += (double)lse[n] * (double)lse[n];
         for (int64_t j = 0; j < k; j++) to[2 + index[n * k + j]] += 1;
-        for (int64_t e = 0; e < E; e++) to[2 + E + e] += (double)prob[n * E + e];
+        double whole = whole_of(how, prob + n * E);
+        for (int64_t e = 0; e < E; e++) to[2 + E + e] += (double)prob[n * E + e] / whole;
     }
 }
 
@@ -87,11 +105,28 @@ static double chosen_grad(const float *dweight, const float *weight, double chos
     return ((double)dweight[j] - dot) / chosen;
 }
 
+/* One token: with share_e = p_e / whole, p_e has the gradient (aux_e - sum_i aux_i share_i) / whole
+ * and that of its weight, its logit p (1 - p) of that; lse has z, and each logit its softmax. */
+static void sigmoid_backward(const tr_routing *how, float *d, const float *dweight,
+                             const float *logits, const float *p, double lse, const int32_t *at,
+                             const float *weight, const float *aux, double z) {
+    double chosen = floor_of(how), whole = whole_of(how, p), mean = 0;
+    for (int64_t j = 0; j < how->k; j++) chosen += (double)p[at[j]];
+    for (int64_t e = 0; e < how->E && aux; e++) mean += (double)aux[e] * (double)p[e] / whole;
+    for (int64_t e = 0; e < how->E; e++) {
+        double dp = aux ? ((double)aux[e] - mean) / whole : 0;
+        for (int64_t j = 0; j < how->k && dweight; j++)
+            if (at[j] == e) dp += chosen_grad(dweight, weight, chosen, j, how->k, how->renormalise);
+        double softmax = z != 0 ? exp((double)logits[e] - lse) : 0;
+        d[e] = (float)((double)p[e] * (1 - (double)p[e]) * dp + z * softmax);
+    }
+}
+
 static void router_backward(tr_stream *s, const tr_routing *how, float *dlogits,
-                            const float *dweight, const float *prob, const float *lse,
-                            const int32_t *index, const float *weight, const uint8_t *valid,
-                            const float *prob_grad, const float *z_grad, int64_t first,
-                            int64_t rows, int64_t N) {
+                            const float *dweight, const float *logits, const float *prob,
+                            const float *lse, const int32_t *index, const float *weight,
+                            const uint8_t *valid, const float *prob_grad, const float *z_grad,
+                            int64_t first, int64_t rows, int64_t N) {
     (void)s;
     int64_t E = how->E, k = how->k;
     for (int64_t n = 0; n < N; n++) {
@@ -101,6 +136,13 @@ static void router_backward(tr_stream *s, const tr_routing *how, float *dlogits,
         int64_t g = (first + n) / rows;
         if (valid && !valid[n]) {
             for (int64_t e = 0; e < E; e++) d[e] = 0;
+            continue;
+        }
+        if (how->score == TR_SIGMOID) {
+            sigmoid_backward(how, d, dweight ? dweight + n * k : NULL, logits + n * E, p,
+                             (double)lse[n], at, weight + n * k,
+                             prob_grad ? prob_grad + g * E : NULL,
+                             z_grad ? (double)z_grad[g] * (double)lse[n] : 0);
             continue;
         }
         double chosen = 0, mean = 0;

@@ -4,3 +4,6 @@
 /* Of a gated feed-forward network: silu(x) = x sigmoid(x); GELU by its tanh approximation,
  * x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))) / 2 (Hendrycks, Gimpel 2016). */
 typedef enum { TR_SILU, TR_GELU_TANH } tr_activation;
+
+/* Of a router's scores: over all experts, or of each by itself. */
+typedef enum { TR_SOFTMAX, TR_SIGMOID } tr_score;

@@ -27,14 +27,14 @@ static void router_forward(void *self) {
 
 static void router_stats(void *self) {
     const experts *o = self;
-    o->b->k->router_stats(o->b->s, o->prob, o->lse, o->index, NULL, o->stats, 0, o->N, o->N,
-                          EXPERTS, CHOSEN, 1);
+    o->b->k->router_stats(o->b->s, &o->how, o->prob, o->lse, o->index, NULL, o->stats, 0, o->N,
+                          o->N, 1);
 }
 
 static void router_backward(void *self) {
     const experts *o = self;
-    o->b->k->router_backward(o->b->s, &o->how, o->dlogits, o->dweight, o->prob, o->lse, o->index,
-                             o->weight, NULL, o->prob_grad, o->z_grad, 0, o->N, o->N);
+    o->b->k->router_backward(o->b->s, &o->how, o->dlogits, o->dweight, o->logits, o->prob, o->lse,
+                             o->index, o->weight, NULL, o->prob_grad, o->z_grad, 0, o->N, o->N);
 }
 
 static void capacity_by(const experts *o, bool by_score) {
@@ -101,7 +101,12 @@ static void open(experts *o, const tr_bound *b, tr_dtype t) {
     const tr_model_config *m = &lab->config->model;
     *o = (experts){.b = b,
                    .t = t,
-                   .how = {EXPERTS, CHOSEN, 1, 1, true},
+                   .how = {.E = EXPERTS,
+                           .k = CHOSEN,
+                           .groups = 1,
+                           .kept = 1,
+                           .score = m->scoring_func,
+                           .renormalise = true},
                    .N = lab->B * lab->T,
                    .H = m->hidden_size,
                    .I = half(m->intermediate_size),

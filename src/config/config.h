@@ -55,6 +55,7 @@ typedef struct {
     int64_t num_experts, num_experts_per_tok, moe_intermediate_size;
     int64_t shared_expert_intermediate_size; /* 0: no shared expert */
     int64_t n_group, topk_group; /* groups of experts, and those a token chooses among */
+    tr_score scoring_func;
     bool norm_topk_prob;
     double router_aux_loss_coef, router_z_loss_coef;
     tr_aux_scope router_aux_loss_scope;

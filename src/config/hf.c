@@ -33,7 +33,6 @@ static const struct {
     {"attention_bias", "|null|false|", "biases of the attention projections"},
     {"qkv_bias", "|null|false|", "biases of the attention projections"},
     {"mlp_bias", "|null|false|", "biases of the feed-forward network"},
-    {"scoring_func", "|null|\"softmax\"|", "router scores other than softmax"},
     {"topk_method", "|null|\"greedy\"|\"group_limited_greedy\"|", "routing with a bias"},
     {"routed_scaling_factor", "|null|1|1.0|", "scaled expert outputs"},
     {"moe_layer_freq", "|null|1|", "experts in some layers by moe_layer_freq"},

@@ -116,10 +116,11 @@ typedef enum {
     TR_SAVED_RSTD2,
     TR_SAVED_GATE, /* dense or shared expert */
     TR_SAVED_UP,
-    TR_SAVED_ACT,   /* f(gate)*up */
-    TR_SAVED_PROB,  /* router probabilities */
-    TR_SAVED_RLSE,  /* router log-sum-exp */
-    TR_SAVED_INDEX, /* chosen experts */
+    TR_SAVED_ACT,    /* f(gate)*up */
+    TR_SAVED_PROB,   /* router probabilities */
+    TR_SAVED_LOGITS, /* of a router of sigmoids */
+    TR_SAVED_RLSE,   /* router log-sum-exp */
+    TR_SAVED_INDEX,  /* chosen experts */
     TR_SAVED_WEIGHT,
     TR_SAVED_XE, /* experts' input */
     TR_SAVED_GATE_E,

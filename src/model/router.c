@@ -1,13 +1,14 @@
 /* router.c - scores tokens against experts, decides who goes where, and balances the load.
  * Floor: model.
  *
- * Softmax top-k routing (Shazeer et al. 2017; Mixtral, Qwen-MoE), within a token's best groups of
- * experts where they are grouped (DeepSeek-V2), auxiliary loss
- * alpha*E*sum f_i P_i (Switch Transformer, Fedus et al. 2021, eq. 4, with f over k choices) and z
- * loss c*mean lse^2 (ST-MoE, Zoph et al. 2022, eq. 5). Balance is measured over the tokens of a
- * micro-batch (summed over the ranks that share it), of each sequence, or of the whole step; pads
- * do not count and are not routed. Capacity counts per sequence, so every grid drops the same
- * tokens. */
+ * Softmax or sigmoid top-k routing (Shazeer et al. 2017; Mixtral, Qwen-MoE; DeepSeek-V3 2024, eq.
+ * 12-15, without its bias), within a token's best groups of experts where they are grouped
+ * (DeepSeek-V2), auxiliary loss alpha*E*sum f_i P_i (Switch Transformer, Fedus et al. 2021, eq. 4,
+ * with f over k choices; of sigmoids P_i is the mean share of a token's sum, DeepSeek-V3, eq.
+ * 17-20) and z loss c*mean lse^2 (ST-MoE, Zoph et al. 2022, eq. 5). Balance is measured over the
+ * tokens of a micro-batch (summed over the ranks that share it), of each sequence, or of the whole
+ * step; pads do not count and are not routed. Capacity counts per sequence, so every grid drops the
+ * same tokens. */
 #include "model/layers.h"
 
 #include <math.h>
@@ -33,15 +34,25 @@ static double balance_loss(const tr_env *c, const double *stats) {
     return c->config->router_aux_loss_coef * (double)E * sum;
 }
 
+static tr_routing routing(const tr_model_config *m, bool renormalise) {
+    return (tr_routing){.E = m->num_experts,
+                        .k = m->num_experts_per_tok,
+                        .groups = m->n_group,
+                        .kept = m->topk_group,
+                        .score = m->scoring_func,
+                        .renormalise = renormalise};
+}
+
 /* Sums for the balance losses and the load of experts, from this micro-batch. */
 static void measure(const tr_moe_layer *l, const tr_pass *pass, tr_saved *saved) {
     tr_env *c = pass->c;
-    int64_t E = c->config->num_experts, G = tr_router_groups(c), width = stats_width(c);
+    tr_routing how = routing(c->config, c->config->norm_topk_prob);
+    int64_t E = how.E, G = tr_router_groups(c), width = stats_width(c);
     size_t bytes = (size_t)(G * width) * sizeof(double);
     double *device_stats = tr_scratch(c, G * width, TR_F64);
-    c->kernels->router_stats(c->stream, saved->t[TR_SAVED_PROB], saved->t[TR_SAVED_RLSE],
+    c->kernels->router_stats(c->stream, &how, saved->t[TR_SAVED_PROB], saved->t[TR_SAVED_RLSE],
                              saved->t[TR_SAVED_INDEX], pass->valid, device_stats, c->first_row,
-                             c->N / G, c->N_loc, E, c->config->num_experts_per_tok, G);
+                             c->N / G, c->N_loc, G);
     c->device->copy(c->stream, saved->stats, device_stats, bytes, TR_TO_HOST);
     c->device->stream_wait(c->stream);
     for (int64_t g = 0; g < G; g++)
@@ -140,14 +151,6 @@ static const int32_t *limit(const tr_env *c, const int32_t *index, const float *
     return parts + c->grid->at.c * c->N * k + first;
 }
 
-static tr_routing routing(const tr_model_config *m, bool renormalise) {
-    return (tr_routing){.E = m->num_experts,
-                        .k = m->num_experts_per_tok,
-                        .groups = m->n_group,
-                        .kept = m->topk_group,
-                        .renormalise = renormalise};
-}
-
 void tr_router_forward(const tr_moe_layer *l, const tr_pass *pass, tr_saved *saved, const void *x) {
     tr_env *c = pass->c;
     const tr_model_config *m = c->config;
@@ -157,7 +160,9 @@ void tr_router_forward(const tr_moe_layer *l, const tr_pass *pass, tr_saved *sav
     int32_t *index = tr_save(pass, saved, TR_SAVED_INDEX);
     float *weight = tr_save(pass, saved, TR_SAVED_WEIGHT);
     tr_arena_mark mark = tr_arena_get_mark(c->scratch);
-    float *logits = tr_scratch(c, c->N_loc * E, TR_F32), *score = tr_scratch(c, pairs, TR_F32);
+    float *logits = m->scoring_func == TR_SIGMOID ? tr_save(pass, saved, TR_SAVED_LOGITS)
+                                                  : tr_scratch(c, c->N_loc * E, TR_F32);
+    float *score = tr_scratch(c, pairs, TR_F32);
     tr_linear(c, logits, TR_F32, x, tr_param_at(c, l->router), c->N_loc, 0);
     const int32_t *taken = index;
     tr_capacity_choices choices = {0};
@@ -210,10 +215,10 @@ void tr_router_backward(const tr_moe_layer *l, const tr_pass *pass, const tr_sav
     bool cast = c->t != TR_F32;
     float *dlogits = cast ? tr_scratch(c, c->N_loc * E, TR_F32) : tr_operand(pass, c->N_loc * E);
     tr_routing how = routing(m, m->norm_topk_prob);
-    c->kernels->router_backward(c->stream, &how, dlogits, dweight, saved->t[TR_SAVED_PROB],
-                                saved->t[TR_SAVED_RLSE], saved->t[TR_SAVED_INDEX],
-                                saved->t[TR_SAVED_WEIGHT], pass->valid, grads, grads + G * E,
-                                c->first_row, c->N / G, c->N_loc);
+    c->kernels->router_backward(c->stream, &how, dlogits, dweight, saved->t[TR_SAVED_LOGITS],
+                                saved->t[TR_SAVED_PROB], saved->t[TR_SAVED_RLSE],
+                                saved->t[TR_SAVED_INDEX], saved->t[TR_SAVED_WEIGHT], pass->valid,
+                                grads, grads + G * E, c->first_row, c->N / G, c->N_loc);
     void *dlogits_t = dlogits;
     if (cast) {
         dlogits_t = tr_operand(pass, c->N_loc * E);

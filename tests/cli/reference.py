@@ -67,7 +67,7 @@ class Router:
 
     def __init__(self, m, plan, frozen):
         self.m, self.plan, self.frozen = m, plan, frozen
-        self.groups = []  # per sequence: (counts [E], probabilities [S,E], lse [S])
+        self.groups = []  # per sequence: (counts [E], shares of probability [S,E], lse [S])
 
     def __call__(self, x, w, prefix, real):
         """x [S,H]; real [S]: pads are neither routed nor counted."""
@@ -75,7 +75,9 @@ class Router:
         E, k = m["num_experts"], m["num_experts_per_tok"]
         logits = x @ w[f"{prefix}.gate.weight"].T
         lse = np.log(np.exp(logits - logits.max(-1, keepdims=True)).sum(-1)) + logits.max(-1)
-        p = np.exp(logits - lse[:, None])
+        sigmoid = m.get("scoring_func") == "sigmoid"
+        p = 1 / (1 + np.exp(-logits)) if sigmoid else np.exp(logits - lse[:, None])
+        share = p / p.sum(-1, keepdims=True)  # what is balanced
         if self.frozen:
             chosen, keep = self.plan.pop(0)
         else:
@@ -86,7 +88,7 @@ class Router:
         weight = np.take_along_axis(p, chosen, -1)
         if m.get("norm_topk_prob", True):
             weight = weight / weight.sum(-1, keepdims=True)
-        self.groups.append((np.bincount(chosen[real].ravel(), minlength=E), p[real], lse[real]))
+        self.groups.append((np.bincount(chosen[real].ravel(), minlength=E), share[real], lse[real]))
         out = np.zeros_like(x)
         for e in range(E):
             rows, slots = np.nonzero((chosen == e) & keep)

@@ -138,6 +138,7 @@ AXES = [
     ("model.expert_drop_policy", lambda d: [None] if not moe(d) else
      ["position"] if d["data.document_mask"] else ["position", "probability"]),
     ("optimizer.clip", [1.0, 0.0]),
+    ("model.scoring_func", lambda d: ["softmax", "sigmoid"] if moe(d) else [None]),
     ("model.hidden_act", ["silu", "gelu_pytorch_tanh"]),
 ]
 

@@ -111,6 +111,9 @@ VARIANTS = {  # what changes the mathematics must be the same on every grid too
     "aux per sequence": dict(router_aux_loss_scope="sequence"),
     "aux per global batch": dict(router_aux_loss_scope="global_batch"),
     "groups of experts": dict(num_experts=12, num_experts_per_tok=3, n_group=4, topk_group=2),
+    "sigmoids": dict(scoring_func="sigmoid", router_aux_loss_coef=0.1),
+    "sigmoids not renormalised, aux per sequence": dict(
+        scoring_func="sigmoid", norm_topk_prob=False, router_aux_loss_scope="sequence"),
     "tied embedding": dict(tie_word_embeddings=True),
     "window": dict(sliding_window=9),
     "GeGLU": dict(hidden_act="gelu_pytorch_tanh"),

@@ -16,6 +16,12 @@ VARIANTS = {
     "dense, GeGLU": ("dense", dict(hidden_act="gelu_pytorch_tanh")),
     "moe": ("moe", {}),
     "moe, GeGLU": ("moe", dict(hidden_act="gelu_pytorch_tanh")),
+    "moe of sigmoids": ("moe", dict(scoring_func="sigmoid", router_aux_loss_coef=0.1)),
+    "moe of sigmoids, per sequence, not renormalised": ("moe", dict(
+        scoring_func="sigmoid", norm_topk_prob=False, router_aux_loss_scope="sequence")),
+    "moe of sigmoids in groups, with capacity": ("moe", dict(
+        scoring_func="sigmoid", num_experts=12, num_experts_per_tok=4, n_group=4, topk_group=2,
+        expert_capacity_factor=0.7, expert_drop_policy="probability")),
     "moe no renormalising": ("moe", dict(norm_topk_prob=False)),
     "moe per sequence": ("moe", dict(router_aux_loss_scope="sequence")),
     "moe capacity by position": ("moe", dict(expert_capacity_factor=0.6)),

@@ -33,6 +33,10 @@ static tr_config *accepted(const char *json, const char *yaml) {
     return c;
 }
 
+#define SIZES                                                                                      \
+    "\"vocab_size\": 256, \"hidden_size\": 64, \"intermediate_size\": 96, "                        \
+    "\"num_hidden_layers\": 2, \"num_attention_heads\": 4"
+
 static void llama(void **state) {
     (void)state;
     tr_config *c = accepted(
@@ -143,12 +147,12 @@ static void deepseek_moe(void **state) {
     assert_int_equal(c->model.first_k_dense_replace, 1);
     assert_true(c->model.router_aux_loss_coef == 0.01 && !c->model.norm_topk_prob);
     assert_int_equal(c->model.router_aux_loss_scope, TR_AUX_SEQUENCE);
+    assert_int_equal(c->model.scoring_func, TR_SOFTMAX);
+    tr_config_destroy(c);
+    c = accepted("{\"scoring_func\": \"sigmoid\", " SIZES "}", "");
+    assert_int_equal(c->model.scoring_func, TR_SIGMOID);
     tr_config_destroy(c);
 }
-
-#define SIZES                                                                                      \
-    "\"vocab_size\": 256, \"hidden_size\": 64, \"intermediate_size\": 96, "                        \
-    "\"num_hidden_layers\": 2, \"num_attention_heads\": 4"
 
 static void windows_and_rope(void **state) {
     (void)state;
@@ -196,7 +200,7 @@ static void refused(void **state) {
          {"config.json: attention_bias: value true", "without model.from"}},
         {"\"mlp_bias\": true", {"mlp_bias: value true"}},
         {"\"hidden_act\": \"gelu\"", {"hidden_act: value gelu", "silu", "gelu_pytorch_tanh"}},
-        {"\"scoring_func\": \"sigmoid\"", {"scoring_func: value \"sigmoid\""}},
+        {"\"scoring_func\": \"tanh\"", {"scoring_func: value tanh", "sigmoid"}},
         {"\"q_lora_rank\": 1536", {"q_lora_rank: value 1536", "latent attention"}},
         {"\"n_group\": 8", {"n_group: value 8", "without a topk_method"}},
         {"\"topk_method\": \"noaux_tc\"", {"topk_method", "routing with a bias"}},
