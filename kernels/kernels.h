@@ -134,6 +134,18 @@ struct tr_kernels {
     void (*rmsnorm_backward)(tr_stream *s, tr_dtype t, void *dx, float *dw, const void *dy,
                              const void *x, const void *w, const float *rstd, const void *residual,
                              int64_t N, int64_t C, int64_t stride);
+    /* y[n,c] = (x[n,c] - mean[n]) rstd[n] w[c] + b[c], mean over c, rstd = 1/sqrt(mean_c (x -
+     * mean)^2
+     * + eps). Ba et al. 2016. The rest as in rmsnorm. */
+    void (*layernorm_forward)(tr_stream *s, tr_dtype t, void *y, float *mean /* [N] */,
+                              float *rstd /* [N] */, const void *x, const void *w /* [C] */,
+                              const void *b /* [C] */, int64_t N, int64_t C, int64_t stride,
+                              float eps);
+    /* dx = residual + d(layernorm)/dx dy; dw += ., db += . The rest as in rmsnorm_backward. */
+    void (*layernorm_backward)(tr_stream *s, tr_dtype t, void *dx, float *dw, float *db,
+                               const void *dy, const void *x, const void *w, const float *mean,
+                               const float *rstd, const void *residual, int64_t N, int64_t C,
+                               int64_t stride);
     /* Rotates x[n, h, 0..2F) in place by angle position[n]*freq[i] (direction +1) or its inverse
      * (-1); pairs are (i, i+F) or, interleaved, (2i, 2i+1). The rotated values are multiplied by
      * `factor` (YaRN; 1 otherwise; the backward multiplies too). Su et al. 2021. Angles in fp64 or

@@ -14,7 +14,7 @@ typedef enum { TR_CPU_PORTABLE, TR_CPU_AVX2, TR_CPU_AVX512, TR_CPU_AVX512_BF16 }
 tr_cpu_level tr_cpu_best_level(void);
 
 void tr_ref_linear(tr_kernels *k); /* gemm, grouped_gemm, grouped_gemm_weight */
-void tr_ref_layers(tr_kernels *k); /* rmsnorm, rope, glu, add, cast */
+void tr_ref_layers(tr_kernels *k); /* rmsnorm, layernorm, rope, glu, add, cast */
 void tr_ref_loss(tr_kernels *k);   /* embedding, cross_entropy */
 void tr_ref_moe(tr_kernels *k);    /* router_*, moe_*, gather/combine rows */
 void tr_ref_attention(tr_kernels *k);

@@ -1,4 +1,4 @@
-/* layers.c - norm, rotary positions, gated activations, sums, casts: the portable form, and the
+/* layers.c - norms, rotary positions, gated activations, sums, casts: the portable form, and the
  * choice. Floor: kernels. */
 #include "kernels/cpu/layers_body.h"
 #include "kernels/cpu/levels.h"

@@ -1,4 +1,4 @@
-/* layers_avx2.c - norm, rotary positions, gated activations, sums, casts for processors with AVX2.
+/* layers_avx2.c - norms, rotary positions, gated activations, sums, casts for processors with AVX2.
  * Floor: kernels. */
 #include "kernels/cpu/layers_body.h"
 #include "kernels/cpu/levels.h"

@@ -1,4 +1,4 @@
-/* layers_avx512.c - norm, rotary positions, gated activations, sums, casts for processors with
+/* layers_avx512.c - norms, rotary positions, gated activations, sums, casts for processors with
  * AVX-512. Floor: kernels. */
 #include "kernels/cpu/layers_body.h"
 #include "kernels/cpu/levels.h"

@@ -1,4 +1,4 @@
-/* layers_body.h - norm, rotary positions, gated activations, sums and casts, compiled once for
+/* layers_body.h - norms, rotary positions, gated activations, sums and casts, compiled once for
  * every instruction set by the small files that include it. Floor: kernels.
  *
  * All are bound by memory: each array is read once and written once, in rows that stay in the first
@@ -13,34 +13,49 @@
 
 #include <math.h>
 
-/* --- rmsnorm ------------------------------------------------------------------------------- */
+/* --- norms: rmsnorm, and with `layer` layernorm --------------------------------------------- */
 
 typedef struct {
     tr_dtype t;
     void *y;
-    float *rstd;
-    const void *x, *w;
+    float *mean, *rstd; /* mean and b: layernorm's */
+    const void *x, *w, *b;
     int64_t C, stride;
     float eps;
 } norm_args;
 
-VEC_FN void norm_rows(tr_dtype t, const norm_args *a, int64_t begin, int64_t end) {
+VEC_FN float row_mean(tr_dtype t, const void *x, int64_t row, int64_t C) {
+    vec sum[VEC_SUMS] = {0};
+    for (int64_t c = 0; c < C; c += VEC_SUMS * VEC)
+        for (int u = 0; u < VEC_SUMS; u++)
+            sum[u] += vec_load_n(t, x, row + c + u * VEC, C - c - u * VEC);
+    return vec_sum((sum[0] + sum[1]) + (sum[2] + sum[3])) / (float)C;
+}
+
+VEC_FN void norm_rows(tr_dtype t, bool layer, const norm_args *a, int64_t begin, int64_t end) {
     int64_t C = a->C;
     for (int64_t n = begin; n < end; n++) {
         int64_t row = n * a->stride;
+        float mean = layer ? row_mean(t, a->x, row, C) : 0;
         vec sum[VEC_SUMS] = {0};
         for (int64_t c = 0; c < C; c += VEC_SUMS * VEC)
             for (int u = 0; u < VEC_SUMS; u++) {
                 int64_t at = c + u * VEC;
                 vec x = vec_load_n(t, a->x, row + at, C - at);
+                if (layer) x = vec_first(x - mean, C - at);
                 sum[u] = vec_fma(x, x, sum[u]);
             }
         float total = vec_sum((sum[0] + sum[1]) + (sum[2] + sum[3]));
         float r = 1 / sqrtf(total / (float)C + a->eps);
         a->rstd[n] = r;
+        if (layer) a->mean[n] = mean;
         for (int64_t c = 0; c < C; c += VEC) {
-            vec x = vec_load_n(t, a->x, row + c, C - c), w = vec_load_n(t, a->w, c, C - c);
-            vec_store_n(t, a->y, row + c, C - c, x * w * r);
+            vec x = vec_load_n(t, a->x, row + c, C - c), w = vec_load_n(t, a->w, c, C - c), y;
+            if (layer)
+                y = vec_fma((x - mean) * r, w, vec_load_n(t, a->b, c, C - c));
+            else
+                y = x * w * r;
+            vec_store_n(t, a->y, row + c, C - c, y);
         }
     }
 }
@@ -48,32 +63,49 @@ VEC_FN void norm_rows(tr_dtype t, const norm_args *a, int64_t begin, int64_t end
 static void norm_range(const void *args, int64_t begin, int64_t end) {
     const norm_args *a = args;
     if (a->t == TR_BF16)
-        norm_rows(TR_BF16, a, begin, end);
+        norm_rows(TR_BF16, false, a, begin, end);
     else
-        norm_rows(TR_F32, a, begin, end);
+        norm_rows(TR_F32, false, a, begin, end);
+}
+
+static void layer_norm_range(const void *args, int64_t begin, int64_t end) {
+    const norm_args *a = args;
+    if (a->t == TR_BF16)
+        norm_rows(TR_BF16, true, a, begin, end);
+    else
+        norm_rows(TR_F32, true, a, begin, end);
 }
 
 static void rmsnorm_forward(tr_stream *s, tr_dtype t, void *y, float *rstd, const void *x,
                             const void *w, int64_t N, int64_t C, int64_t stride, float eps) {
     (void)s;
-    norm_args a = {t, y, rstd, x, w, C, stride, eps};
+    norm_args a = {t, y, NULL, rstd, x, w, NULL, C, stride, eps};
     tr_for_range(norm_range, &a, N, 2 * N * C * tr_element_bytes(t));
 }
 
-/* The weight gradient is summed in chunks of rows whose number depends on N alone, each into its
- * own row of `partial`; the chunks are then added in order: the same bits for every number of
- * threads. */
+static void layernorm_forward(tr_stream *s, tr_dtype t, void *y, float *mean, float *rstd,
+                              const void *x, const void *w, const void *b, int64_t N, int64_t C,
+                              int64_t stride, float eps) {
+    (void)s;
+    norm_args a = {t, y, mean, rstd, x, w, b, C, stride, eps};
+    tr_for_range(layer_norm_range, &a, N, 2 * N * C * tr_element_bytes(t));
+}
+
+/* The gradients of the weight and of the bias are summed in chunks of rows whose number depends on
+ * N alone, each into its own row of `partial`; the chunks are then added in order: the same bits
+ * for every number of threads. */
 enum { NORM_CHUNKS = 64, NORM_CHUNK_MIN_ROWS = 16 };
 
 typedef struct {
     tr_dtype t;
     void *dx;
-    float *dw;
+    float *dw, *db; /* db and mean: layernorm's */
     const void *dy, *x, *w;
-    const float *rstd;
+    const float *mean, *rstd;
     const void *residual;
     int64_t N, C, stride, chunk_rows, chunks;
-    float *partial; /* [chunks, C] */
+    int64_t sums;   /* of a chunk: C, or 2 C */
+    float *partial; /* [chunks, sums] */
 } norm_grad_args;
 
 /* One row: dw_sum += dy x rstd, and dx = residual + rstd (dy w - x rstd^2 mean(dy w x)). */
@@ -100,21 +132,57 @@ VEC_FN void norm_grad_row(tr_dtype t, const norm_grad_args *a, int64_t n, float 
     }
 }
 
-VEC_FN void norm_grad_chunks(tr_dtype t, const norm_grad_args *a, int64_t begin, int64_t end) {
+/* One row, with xh = (x - mean) rstd and g = dy w: dw_sum += dy xh, db_sum += dy, and
+ * dx = residual + rstd (g - mean(g) - xh mean(g xh)). */
+VEC_FN void layer_grad_row(tr_dtype t, const norm_grad_args *a, int64_t n, float *dw_sum) {
+    int64_t C = a->C, row = n * a->stride;
+    float mean = a->mean[n], r = a->rstd[n], *db_sum = dw_sum + C;
+    vec sum = {0}, dot = {0};
+    for (int64_t c = 0; c < C; c += VEC) {
+        int64_t left = C - c;
+        vec dy = vec_load_n(t, a->dy, row + c, left), w = vec_load_n(t, a->w, c, left);
+        vec xh = (vec_load_n(t, a->x, row + c, left) - mean) * r;
+        vec dw = vec_load_n(TR_F32, dw_sum, c, left), db = vec_load_n(TR_F32, db_sum, c, left);
+        sum += dy * w;
+        dot = vec_fma(dy * w, xh, dot);
+        vec_store_n(TR_F32, dw_sum, c, left, vec_fma(dy, xh, dw));
+        vec_store_n(TR_F32, db_sum, c, left, db + dy);
+    }
+    float mean_g = vec_sum(sum) / (float)C, mean_gx = vec_sum(dot) / (float)C;
+    for (int64_t c = 0; c < C; c += VEC) {
+        int64_t left = C - c;
+        vec dy = vec_load_n(t, a->dy, row + c, left), w = vec_load_n(t, a->w, c, left);
+        vec xh = (vec_load_n(t, a->x, row + c, left) - mean) * r, base = {0};
+        if (a->residual) base = vec_load_n(t, a->residual, row + c, left);
+        vec inner = vec_fma(xh, vec_set(-mean_gx), dy * w - mean_g);
+        vec_store_n(t, a->dx, row + c, left, vec_fma(inner, vec_set(r), base));
+    }
+}
+
+VEC_FN void norm_grad_chunks(tr_dtype t, bool layer, const norm_grad_args *a, int64_t begin,
+                             int64_t end) {
     for (int64_t i = begin; i < end; i++) {
-        float *dw_sum = a->partial + i * a->C;
-        memset(dw_sum, 0, (size_t)a->C * sizeof *dw_sum);
+        float *sums = a->partial + i * a->sums;
+        memset(sums, 0, (size_t)a->sums * sizeof *sums);
         int64_t last = tr_min_i64((i + 1) * a->chunk_rows, a->N);
-        for (int64_t n = i * a->chunk_rows; n < last; n++) norm_grad_row(t, a, n, dw_sum);
+        for (int64_t n = i * a->chunk_rows; n < last; n++)
+            if (layer)
+                layer_grad_row(t, a, n, sums);
+            else
+                norm_grad_row(t, a, n, sums);
     }
 }
 
 static void norm_grad_range(const void *args, int64_t begin, int64_t end) {
     const norm_grad_args *a = args;
-    if (a->t == TR_BF16)
-        norm_grad_chunks(TR_BF16, a, begin, end);
+    if (a->t == TR_BF16 && a->db)
+        norm_grad_chunks(TR_BF16, true, a, begin, end);
+    else if (a->t == TR_BF16)
+        norm_grad_chunks(TR_BF16, false, a, begin, end);
+    else if (a->db)
+        norm_grad_chunks(TR_F32, true, a, begin, end);
     else
-        norm_grad_chunks(TR_F32, a, begin, end);
+        norm_grad_chunks(TR_F32, false, a, begin, end);
 }
 
 /* Columns begin..end-1 of the chunks, summed in fp64. */
@@ -125,24 +193,60 @@ static void norm_sum_range(const void *args, int64_t begin, int64_t end) {
         int64_t n = tr_min_i64(COLUMNS, end - c);
         double sum[COLUMNS] = {0};
         for (int64_t i = 0; i < a->chunks; i++)
-            for (int64_t j = 0; j < n; j++) sum[j] += (double)a->partial[i * a->C + c + j];
-        for (int64_t j = 0; j < n; j++) a->dw[c + j] += (float)sum[j];
+            for (int64_t j = 0; j < n; j++) sum[j] += (double)a->partial[i * a->sums + c + j];
+        for (int64_t j = 0; j < n; j++)
+            *(c + j < a->C ? &a->dw[c + j] : &a->db[c + j - a->C]) += (float)sum[j];
     }
+}
+
+static void norm_backward(norm_grad_args *a) {
+    if (a->N <= 0) return;
+    int64_t rows = (a->N + NORM_CHUNKS - 1) / NORM_CHUNKS;
+    if (rows < NORM_CHUNK_MIN_ROWS) rows = NORM_CHUNK_MIN_ROWS;
+    a->chunk_rows = rows;
+    a->chunks = (a->N + rows - 1) / rows;
+    a->sums = a->db ? 2 * a->C : a->C;
+    a->partial = tr_scratch((size_t)(a->chunks * a->sums) * sizeof(float));
+    int64_t arrays = a->residual ? 4 : 3;
+    tr_for_range(norm_grad_range, a, a->chunks, arrays * a->N * a->C * tr_element_bytes(a->t));
+    tr_for_range(norm_sum_range, a, a->sums, a->chunks * a->sums * (int64_t)sizeof(float));
 }
 
 static void rmsnorm_backward(tr_stream *s, tr_dtype t, void *dx, float *dw, const void *dy,
                              const void *x, const void *w, const float *rstd, const void *residual,
                              int64_t N, int64_t C, int64_t stride) {
     (void)s;
-    if (N <= 0) return;
-    int64_t rows = (N + NORM_CHUNKS - 1) / NORM_CHUNKS;
-    if (rows < NORM_CHUNK_MIN_ROWS) rows = NORM_CHUNK_MIN_ROWS;
-    int64_t chunks = (N + rows - 1) / rows;
-    norm_grad_args a = {t, dx, dw, dy, x, w, rstd, residual, N, C, stride, rows, chunks, NULL};
-    a.partial = tr_scratch((size_t)(chunks * C) * sizeof(float));
-    int64_t arrays = residual ? 4 : 3;
-    tr_for_range(norm_grad_range, &a, chunks, arrays * N * C * tr_element_bytes(t));
-    tr_for_range(norm_sum_range, &a, C, chunks * C * (int64_t)sizeof(float));
+    norm_backward(&(norm_grad_args){.t = t,
+                                    .dx = dx,
+                                    .dw = dw,
+                                    .dy = dy,
+                                    .x = x,
+                                    .w = w,
+                                    .rstd = rstd,
+                                    .residual = residual,
+                                    .N = N,
+                                    .C = C,
+                                    .stride = stride});
+}
+
+static void layernorm_backward(tr_stream *s, tr_dtype t, void *dx, float *dw, float *db,
+                               const void *dy, const void *x, const void *w, const float *mean,
+                               const float *rstd, const void *residual, int64_t N, int64_t C,
+                               int64_t stride) {
+    (void)s;
+    norm_backward(&(norm_grad_args){.t = t,
+                                    .dx = dx,
+                                    .dw = dw,
+                                    .db = db,
+                                    .dy = dy,
+                                    .x = x,
+                                    .w = w,
+                                    .mean = mean,
+                                    .rstd = rstd,
+                                    .residual = residual,
+                                    .N = N,
+                                    .C = C,
+                                    .stride = stride});
 }
 
 /* --- rope ---------------------------------------------------------------------------------- */
@@ -403,6 +507,8 @@ static void cast(tr_stream *s, tr_dtype to_t, void *to, tr_dtype from_t, const v
 static void fill_rows(tr_kernels *k) {
     k->rmsnorm_forward = rmsnorm_forward;
     k->rmsnorm_backward = rmsnorm_backward;
+    k->layernorm_forward = layernorm_forward;
+    k->layernorm_backward = layernorm_backward;
     k->rope = rope;
     k->glu_forward = glu_forward;
     k->glu_backward = glu_backward;

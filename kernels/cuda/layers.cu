@@ -1,67 +1,98 @@
-/* layers.cu - norm, rotary positions, gated activations, sums and casts. Floor: kernels.
+/* layers.cu - norms, rotary positions, gated activations, sums and casts. Floor: kernels.
  *
- * All are bound by memory. Bytes an element, b = bytes of the type: rmsnorm 2b (the second pass
- * over a row hits the cache), its backward 3b, 4b with a residual, and 4 C for each of at most 432
- * blocks for dw; rope 2b; glu 3b, backward 5b; add 3b; cast both types'. Not measured on a card
- * yet. */
+ * All are bound by memory. Bytes an element, b = bytes of the type: norms 2b (further passes
+ * over a row hit the cache), their backward 3b, 4b with a residual, and 4 C for each of at most 432
+ * blocks for dw, as much for db; rope 2b; glu 3b, backward 5b; add 3b; cast both types'. Not
+ * measured on a card yet. */
 #include "kernels/cuda/vec.h"
 
 #include "kernels/makers.h"
 
-/* --- rmsnorm ------------------------------------------------------------------------------- */
+/* --- norms: rmsnorm, and with LAYER layernorm ------------------------------------------------ */
 
-template <class T, int N>
-__global__ void norm_forward(T *y, float *rstd, const T *x, const T *w, int64_t rows, int64_t C,
-                             int64_t stride, float eps, int size) {
+/* mean and b: layernorm's. */
+template <class T> struct norm_rows {
+    T *y;
+    float *mean, *rstd;
+    const T *x, *w, *b;
+    int64_t rows, C, stride;
+    float eps;
+};
+
+template <class T, int N, bool LAYER> __global__ void norm_forward(norm_rows<T> a, int size) {
     SIMT_SHARED(float, red, WARPS);
     const int teams = THREADS / size, begin = (int)threadIdx.x % size * N, step = size * N;
-    for (int64_t first = (int64_t)blockIdx.x * teams; first < rows;
+    for (int64_t first = (int64_t)blockIdx.x * teams; first < a.rows;
          first += (int64_t)gridDim.x * teams) {
-        const int64_t n = first + (int)threadIdx.x / size, width = n < rows ? C : 0;
-        const T *from = x + n * stride;
-        float sum = 0, v[N], g[N];
-        for (int64_t c = begin; c < width; c += step) {
-            load(v, from + c);
+        const int64_t n = first + (int)threadIdx.x / size, width = n < a.rows ? a.C : 0;
+        const T *from = a.x + n * a.stride;
+        float sum = 0, mean = 0, v[N], g[N];
+        if (LAYER) {
+            for (int64_t c = begin; c < width; c += step) {
+                load(v, from + c);
 #pragma unroll
-            for (int j = 0; j < N; j++) sum += v[j] * v[j];
+                for (int j = 0; j < N; j++) mean += v[j];
+            }
+            mean = team_sum(mean, size, red) / (float)a.C;
         }
-        const float r = 1 / sqrtf(team_sum(sum, size, red) / (float)C + eps);
-        if (width && begin == 0) rstd[n] = r;
         for (int64_t c = begin; c < width; c += step) {
             load(v, from + c);
-            load(g, w + c);
 #pragma unroll
-            for (int j = 0; j < N; j++) v[j] *= r * g[j];
-            store(y + n * stride + c, v);
+            for (int j = 0; j < N; j++) sum += (v[j] - mean) * (v[j] - mean);
+        }
+        const float r = 1 / sqrtf(team_sum(sum, size, red) / (float)a.C + a.eps);
+        if (width && begin == 0) {
+            a.rstd[n] = r;
+            if (LAYER) a.mean[n] = mean;
+        }
+        for (int64_t c = begin; c < width; c += step) {
+            load(v, from + c);
+            load(g, a.w + c);
+#pragma unroll
+            for (int j = 0; j < N; j++) v[j] = (v[j] - mean) * (r * g[j]);
+            if (LAYER) {
+                load(g, a.b + c);
+#pragma unroll
+                for (int j = 0; j < N; j++) v[j] += g[j];
+            }
+            store(a.y + n * a.stride + c, v);
         }
     }
 }
 
-template <class T, int N>
-static void launch_norm(tr_stream *s, T *y, float *rstd, const T *x, const T *w, int64_t rows,
-                        int64_t C, int64_t stride, float eps) {
-    const int size = team_size(C, N);
-    LAUNCH((norm_forward<T, N>), blocks_for(rows, THREADS / size), THREADS, 0, s->handle)
-    (y, rstd, x, w, rows, C, stride, eps, size);
-    tr_cuda_launched(s, "rmsnorm_forward");
-}
-
-template <class T>
-static void norm(tr_stream *s, T *y, float *rstd, const T *x, const T *w, int64_t rows, int64_t C,
-                 int64_t stride, float eps) {
-    if (rows <= 0) return;
-    if (is_wide(x, stride) && is_wide(y, stride) && is_wide(w, C))
-        launch_norm<T, WIDTH<T>>(s, y, rstd, x, w, rows, C, stride, eps);
+template <class T, bool LAYER> static void norm(tr_stream *s, const norm_rows<T> &a) {
+    constexpr int W = WIDTH<T>;
+    if (a.rows <= 0) return;
+    const bool wide =
+        is_wide(a.x, a.stride) && is_wide(a.y, a.stride) && is_wide(a.w, a.C) && is_wide(a.b, a.C);
+    const int size = team_size(a.C, wide ? W : 1);
+    const unsigned blocks = blocks_for(a.rows, THREADS / size);
+    if (wide)
+        LAUNCH((norm_forward<T, W, LAYER>), blocks, THREADS, 0, s->handle)(a, size);
     else
-        launch_norm<T, 1>(s, y, rstd, x, w, rows, C, stride, eps);
+        LAUNCH((norm_forward<T, 1, LAYER>), blocks, THREADS, 0, s->handle)(a, size);
+    tr_cuda_launched(s, LAYER ? "layernorm_forward" : "rmsnorm_forward");
 }
 
 static void rmsnorm_forward(tr_stream *s, tr_dtype t, void *y, float *rstd, const void *x,
                             const void *w, int64_t N, int64_t C, int64_t stride, float eps) {
     if (t == TR_BF16)
-        norm(s, (bf16 *)y, rstd, (const bf16 *)x, (const bf16 *)w, N, C, stride, eps);
+        norm<bf16, false>(
+            s, {(bf16 *)y, NULL, rstd, (const bf16 *)x, (const bf16 *)w, NULL, N, C, stride, eps});
     else
-        norm(s, (float *)y, rstd, (const float *)x, (const float *)w, N, C, stride, eps);
+        norm<float, false>(s, {(float *)y, NULL, rstd, (const float *)x, (const float *)w, NULL, N,
+                               C, stride, eps});
+}
+
+static void layernorm_forward(tr_stream *s, tr_dtype t, void *y, float *mean, float *rstd,
+                              const void *x, const void *w, const void *b, int64_t N, int64_t C,
+                              int64_t stride, float eps) {
+    if (t == TR_BF16)
+        norm<bf16, true>(s, {(bf16 *)y, mean, rstd, (const bf16 *)x, (const bf16 *)w,
+                             (const bf16 *)b, N, C, stride, eps});
+    else
+        norm<float, true>(s, {(float *)y, mean, rstd, (const float *)x, (const float *)w,
+                              (const float *)b, N, C, stride, eps});
 }
 
 /* Blocks whose sums of dw the second kernel adds: they fill a card, and their sums are a small part
@@ -69,58 +100,73 @@ static void rmsnorm_forward(tr_stream *s, tr_dtype t, void *y, float *rstd, cons
 enum { NORM_BLOCKS = 432, NORM_SHARED = 96 * 1024 };
 
 typedef struct {
-    int64_t rows, C, stride, values; /* sums of dw a thread keeps */
+    int64_t rows, C, stride, values; /* sums of dw a thread keeps, then as many of db */
     int size;                        /* threads that share a row */
     bool in_shared;
 } norm_shape;
 
-/* With xh = x rstd: dx = rstd (dy w - xh mean_c(dy w xh)) + residual, and dw = sum_n dy xh. Value i
- * of a thread's sums of dw lies at i * THREADS, in shared memory, or for very long rows, which
- * whole blocks share, in `partial` itself. */
-template <class T, int N>
+/* db and mean: layernorm's. */
+template <class T> struct norm_gradients {
+    T *dx;
+    float *dw, *db;
+    const T *dy, *x, *w;
+    const float *mean, *rstd;
+    const T *residual;
+};
+
+/* With xh = (x - mean) rstd and g = dy w: dx = rstd (g - mean_c(g) - xh mean_c(g xh)) + residual,
+ * dw = sum_n dy xh, db = sum_n dy; rmsnorm without the means. Value i of a thread's sums lies at
+ * i * THREADS, in shared memory, or for very long rows, which whole blocks share, in `partial`
+ * itself. */
+template <class T, int N, bool LAYER>
 __global__ void __launch_bounds__(THREADS, 4)
-    norm_backward(T *dx, float *partial /* [gridDim, values, size] */, const T *dy, const T *x,
-                  const T *w, const float *rstd, const T *residual, norm_shape p) {
+    norm_backward(norm_gradients<T> a, float *partial /* [gridDim, sums, size] */, norm_shape p) {
     SIMT_DYN_SMEM(float, shared);
     SIMT_SHARED(float, red, WARPS);
     const int teams = THREADS / p.size, begin = (int)threadIdx.x % p.size * N, step = p.size * N;
-    float *own = partial + blockIdx.x * (p.values * p.size);
+    const int64_t sums = LAYER ? 2 * p.values : p.values;
+    float *own = partial + blockIdx.x * (sums * p.size);
     float *sum = (p.in_shared ? shared : own) + threadIdx.x;
-    for (int64_t i = 0; i < p.values; i++) sum[i * THREADS] = 0;
+    for (int64_t i = 0; i < sums; i++) sum[i * THREADS] = 0;
     for (int64_t first = (int64_t)blockIdx.x * teams; first < p.rows;
          first += (int64_t)gridDim.x * teams) {
         const int64_t n = first + (int)threadIdx.x / p.size, width = n < p.rows ? p.C : 0;
         const int64_t row = n * p.stride;
-        const float r = width ? rstd[n] : 0;
-        float dot = 0, d[N], v[N], g[N], *to = sum;
+        const float r = width ? a.rstd[n] : 0, mean = LAYER && width ? a.mean[n] : 0;
+        float dot = 0, of_g = 0, d[N], v[N], g[N], *to = sum;
         for (int64_t c = begin; c < width; c += step) {
-            load(d, dy + row + c);
-            load(v, x + row + c);
-            load(g, w + c);
+            load(d, a.dy + row + c);
+            load(v, a.x + row + c);
+            load(g, a.w + c);
 #pragma unroll
             for (int j = 0; j < N; j++, to += THREADS) {
-                dot += d[j] * g[j] * v[j];
-                *to += d[j] * (v[j] * r);
+                dot += d[j] * g[j] * (v[j] - mean);
+                *to += d[j] * ((v[j] - mean) * r);
+                if (LAYER) {
+                    of_g += d[j] * g[j];
+                    to[p.values * THREADS] += d[j];
+                }
             }
         }
-        const float mean = team_sum(dot, p.size, red) / (float)p.C * r * r;
+        const float slope = team_sum(dot, p.size, red) / (float)p.C * r * r;
+        if (LAYER) of_g = team_sum(of_g, p.size, red) / (float)p.C;
         for (int64_t c = begin; c < width; c += step) {
-            load(d, dy + row + c);
-            load(v, x + row + c);
-            load(g, w + c);
+            load(d, a.dy + row + c);
+            load(v, a.x + row + c);
+            load(g, a.w + c);
 #pragma unroll
-            for (int j = 0; j < N; j++) d[j] = r * (d[j] * g[j] - v[j] * mean);
-            if (residual) {
-                load(v, residual + row + c);
+            for (int j = 0; j < N; j++) d[j] = r * (d[j] * g[j] - of_g - (v[j] - mean) * slope);
+            if (a.residual) {
+                load(v, a.residual + row + c);
 #pragma unroll
                 for (int j = 0; j < N; j++) d[j] += v[j];
             }
-            store(dx + row + c, d);
+            store(a.dx + row + c, d);
         }
     }
     if (!p.in_shared) return;
     SYNCTHREADS();
-    for (int64_t i = threadIdx.x; i < p.values * p.size; i += THREADS) {
+    for (int64_t i = threadIdx.x; i < sums * p.size; i += THREADS) {
         const float *from = shared + i / p.size * THREADS + i % p.size;
         float total = 0;
         for (int k = 0; k < teams; k++) total += from[k * p.size];
@@ -128,15 +174,17 @@ __global__ void __launch_bounds__(THREADS, 4)
     }
 }
 
-/* dw += the blocks' sums. A block takes 32 of their values, each warp those of every eighth. */
+/* dw += the blocks' sums, which lie `stride` apart. A block takes 32 of their values, each warp
+ * those of every eighth. */
 template <int N>
-__global__ void norm_weight(float *dw, const float *partial, int blocks, norm_shape p) {
+__global__ void norm_weight(float *dw, const float *partial, int64_t stride, int blocks,
+                            norm_shape p) {
     SIMT_SHARED(float, part, THREADS);
     const int lane = (int)threadIdx.x % WARP;
     const int64_t slot = (int64_t)blockIdx.x * WARP + lane, slots = p.values * p.size;
     float sum = 0;
     for (int b = (int)threadIdx.x / WARP; b < blocks && slot < slots; b += WARPS)
-        sum += partial[b * slots + slot];
+        sum += partial[b * stride + slot];
     part[threadIdx.x] = sum;
     SYNCTHREADS();
     const int64_t value = slot / p.size, strip = value / N * N * p.size;
@@ -146,47 +194,72 @@ __global__ void norm_weight(float *dw, const float *partial, int blocks, norm_sh
     dw[c] += sum;
 }
 
-template <class T, int N>
-static void launch_norm_backward(tr_stream *s, T *dx, float *dw, const T *dy, const T *x,
-                                 const T *w, const float *rstd, const T *residual, int64_t rows,
-                                 int64_t C, int64_t stride) {
+template <class T, int N, bool LAYER>
+static void launch_norm_backward(tr_stream *s, const norm_gradients<T> &a, int64_t rows, int64_t C,
+                                 int64_t stride) {
     const int size = team_size(C, N);
     norm_shape p = {rows, C, stride, (C + size * N - 1) / (size * N) * N, size, false};
-    const int64_t bytes = p.values * THREADS * (int64_t)sizeof(float), slots = p.values * size;
+    const int64_t sums = LAYER ? 2 * p.values : p.values, slots = p.values * size;
+    const int64_t bytes = sums * THREADS * (int64_t)sizeof(float);
     p.in_shared = bytes <= NORM_SHARED;
     const unsigned wanted = blocks_for(rows, THREADS / size);
     const unsigned blocks = wanted < NORM_BLOCKS ? wanted : (unsigned)NORM_BLOCKS;
-    float *partial = (float *)tr_cuda_work(s, blocks * (size_t)slots * sizeof(float));
-    if (bytes > 48 * 1024) SIMT_MAX_SMEM((norm_backward<T, N>), NORM_SHARED);
-    LAUNCH((norm_backward<T, N>), blocks, THREADS, p.in_shared ? (size_t)bytes : 0, s->handle)
-    (dx, partial, dy, x, w, rstd, residual, p);
-    tr_cuda_launched(s, "rmsnorm_backward");
-    LAUNCH((norm_weight<N>), (unsigned)((slots + WARP - 1) / WARP), THREADS, 0, s->handle)
-    (dw, partial, (int)blocks, p);
-    tr_cuda_launched(s, "rmsnorm_backward's dw");
+    float *partial = (float *)tr_cuda_work(s, blocks * (size_t)(sums * size) * sizeof(float));
+    if (bytes > 48 * 1024) SIMT_MAX_SMEM((norm_backward<T, N, LAYER>), NORM_SHARED);
+    LAUNCH((norm_backward<T, N, LAYER>), blocks, THREADS, p.in_shared ? (size_t)bytes : 0,
+           s->handle)
+    (a, partial, p);
+    tr_cuda_launched(s, LAYER ? "layernorm_backward" : "rmsnorm_backward");
+    const unsigned parts = (unsigned)((slots + WARP - 1) / WARP);
+    LAUNCH((norm_weight<N>), parts, THREADS, 0, s->handle)
+    (a.dw, partial, sums * size, (int)blocks, p);
+    tr_cuda_launched(s, LAYER ? "layernorm_backward's dw" : "rmsnorm_backward's dw");
+    if (!LAYER) return;
+    LAUNCH((norm_weight<N>), parts, THREADS, 0, s->handle)
+    (a.db, partial + slots, sums * size, (int)blocks, p);
+    tr_cuda_launched(s, "layernorm_backward's db");
 }
 
-template <class T>
-static void norm_backward(tr_stream *s, T *dx, float *dw, const T *dy, const T *x, const T *w,
-                          const float *rstd, const T *residual, int64_t rows, int64_t C,
-                          int64_t stride) {
+template <class T, bool LAYER>
+static void norm_back(tr_stream *s, const norm_gradients<T> &a, int64_t rows, int64_t C,
+                      int64_t stride) {
     if (rows <= 0) return;
-    if (is_wide(x, stride) && is_wide(dx, stride) && is_wide(dy, stride) &&
-        is_wide(residual, stride) && is_wide(w, C))
-        launch_norm_backward<T, WIDTH<T>>(s, dx, dw, dy, x, w, rstd, residual, rows, C, stride);
+    if (is_wide(a.x, stride) && is_wide(a.dx, stride) && is_wide(a.dy, stride) &&
+        is_wide(a.residual, stride) && is_wide(a.w, C))
+        launch_norm_backward<T, WIDTH<T>, LAYER>(s, a, rows, C, stride);
     else
-        launch_norm_backward<T, 1>(s, dx, dw, dy, x, w, rstd, residual, rows, C, stride);
+        launch_norm_backward<T, 1, LAYER>(s, a, rows, C, stride);
 }
 
 static void rmsnorm_backward(tr_stream *s, tr_dtype t, void *dx, float *dw, const void *dy,
                              const void *x, const void *w, const float *rstd, const void *residual,
                              int64_t N, int64_t C, int64_t stride) {
     if (t == TR_BF16)
-        norm_backward(s, (bf16 *)dx, dw, (const bf16 *)dy, (const bf16 *)x, (const bf16 *)w, rstd,
-                      (const bf16 *)residual, N, C, stride);
+        norm_back<bf16, false>(s,
+                               {(bf16 *)dx, dw, NULL, (const bf16 *)dy, (const bf16 *)x,
+                                (const bf16 *)w, NULL, rstd, (const bf16 *)residual},
+                               N, C, stride);
     else
-        norm_backward(s, (float *)dx, dw, (const float *)dy, (const float *)x, (const float *)w,
-                      rstd, (const float *)residual, N, C, stride);
+        norm_back<float, false>(s,
+                                {(float *)dx, dw, NULL, (const float *)dy, (const float *)x,
+                                 (const float *)w, NULL, rstd, (const float *)residual},
+                                N, C, stride);
+}
+
+static void layernorm_backward(tr_stream *s, tr_dtype t, void *dx, float *dw, float *db,
+                               const void *dy, const void *x, const void *w, const float *mean,
+                               const float *rstd, const void *residual, int64_t N, int64_t C,
+                               int64_t stride) {
+    if (t == TR_BF16)
+        norm_back<bf16, true>(s,
+                              {(bf16 *)dx, dw, db, (const bf16 *)dy, (const bf16 *)x,
+                               (const bf16 *)w, mean, rstd, (const bf16 *)residual},
+                              N, C, stride);
+    else
+        norm_back<float, true>(s,
+                               {(float *)dx, dw, db, (const float *)dy, (const float *)x,
+                                (const float *)w, mean, rstd, (const float *)residual},
+                               N, C, stride);
 }
 
 /* --- rope ---------------------------------------------------------------------------------- */
@@ -486,6 +559,8 @@ static void cast(tr_stream *s, tr_dtype to_t, void *to, tr_dtype from_t, const v
 extern "C" void tr_cuda_layers(tr_kernels *k) {
     k->rmsnorm_forward = rmsnorm_forward;
     k->rmsnorm_backward = rmsnorm_backward;
+    k->layernorm_forward = layernorm_forward;
+    k->layernorm_backward = layernorm_backward;
     k->rope = rope;
     k->glu_forward = glu_forward;
     k->glu_backward = glu_backward;

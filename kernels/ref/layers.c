@@ -1,4 +1,4 @@
-/* layers.c - norm, rotary positions, gated activations, sums and casts as their formulas, in fp64.
+/* layers.c - norms, rotary positions, gated activations, sums and casts as their formulas, in fp64.
  * Floor: kernels. */
 #include "kernels/makers.h"
 #include "kernels/ref/scalar.h"
@@ -44,6 +44,65 @@ static void rmsnorm_backward(tr_stream *s, tr_dtype t, void *dx, float *dw, cons
             int64_t i = n * stride + c;
             double g = (double)tr_load(t, dy, i) * (double)tr_load(t, w, c);
             double d = r * (g - (double)tr_load(t, x, i) * r * r * dot / (double)C);
+            if (residual) d += (double)tr_load(t, residual, i);
+            tr_store(t, dx, i, (float)d);
+        }
+    }
+}
+
+static void layernorm_forward(tr_stream *s, tr_dtype t, void *y, float *mean, float *rstd,
+                              const void *x, const void *w, const void *b, int64_t N, int64_t C,
+                              int64_t stride, float eps) {
+    (void)s;
+    for (int64_t n = 0; n < N; n++) {
+        double sum = 0, squares = 0;
+        for (int64_t c = 0; c < C; c++) sum += (double)tr_load(t, x, n * stride + c);
+        double m = sum / (double)C;
+        for (int64_t c = 0; c < C; c++) {
+            double v = (double)tr_load(t, x, n * stride + c) - m;
+            squares += v * v;
+        }
+        double r = 1 / sqrt(squares / (double)C + (double)eps);
+        mean[n] = (float)m;
+        rstd[n] = (float)r;
+        for (int64_t c = 0; c < C; c++) {
+            double v = ((double)tr_load(t, x, n * stride + c) - m) * r;
+            tr_store(t, y, n * stride + c,
+                     (float)(v * (double)tr_load(t, w, c) + (double)tr_load(t, b, c)));
+        }
+    }
+}
+
+/* With xh = (x - mean) rstd and g = dy w: dw = dy xh, db = dy,
+ * dx = rstd (g - mean_c(g) - xh mean_c(g xh)). */
+static void layernorm_backward(tr_stream *s, tr_dtype t, void *dx, float *dw, float *db,
+                               const void *dy, const void *x, const void *w, const float *mean,
+                               const float *rstd, const void *residual, int64_t N, int64_t C,
+                               int64_t stride) {
+    (void)s;
+    for (int64_t c = 0; c < C; c++) {
+        double of_w = 0, of_b = 0;
+        for (int64_t n = 0; n < N; n++) {
+            double d = (double)tr_load(t, dy, n * stride + c);
+            double v = (double)tr_load(t, x, n * stride + c) - (double)mean[n];
+            of_w += d * v * (double)rstd[n];
+            of_b += d;
+        }
+        dw[c] += (float)of_w;
+        db[c] += (float)of_b;
+    }
+    for (int64_t n = 0; n < N; n++) {
+        double m = (double)mean[n], r = (double)rstd[n], sum = 0, dot = 0;
+        for (int64_t c = 0; c < C; c++) {
+            double g = (double)tr_load(t, dy, n * stride + c) * (double)tr_load(t, w, c);
+            sum += g;
+            dot += g * ((double)tr_load(t, x, n * stride + c) - m) * r;
+        }
+        for (int64_t c = 0; c < C; c++) {
+            int64_t i = n * stride + c;
+            double g = (double)tr_load(t, dy, i) * (double)tr_load(t, w, c);
+            double xh = ((double)tr_load(t, x, i) - m) * r;
+            double d = r * (g - sum / (double)C - xh * dot / (double)C);
             if (residual) d += (double)tr_load(t, residual, i);
             tr_store(t, dx, i, (float)d);
         }
@@ -128,6 +187,8 @@ static void cast(tr_stream *s, tr_dtype to_t, void *to, tr_dtype from_t, const v
 void tr_ref_layers(tr_kernels *k) {
     k->rmsnorm_forward = rmsnorm_forward;
     k->rmsnorm_backward = rmsnorm_backward;
+    k->layernorm_forward = layernorm_forward;
+    k->layernorm_backward = layernorm_backward;
     k->rope = rope;
     k->glu_forward = glu_forward;
     k->glu_backward = glu_backward;

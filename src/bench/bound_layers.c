@@ -14,7 +14,7 @@ typedef struct {
     tr_activation f;
     int64_t N, H, I, V, heads, D, n;
     void *x, *dx, *dy, *w, *table, *gate, *up, *h, *dgate, *dup, *dlogits;
-    float *f32, *dw, *rstd, *freq, *logits, *dtable;
+    float *f32, *dw, *db, *mean, *rstd, *freq, *logits, *dtable;
     double *part, *sum;
     int32_t *token, *label, *position;
     int64_t distinct; /* tokens among the N */
@@ -29,6 +29,18 @@ static void rmsnorm_backward(void *self) {
     const layers *o = self;
     o->b->k->rmsnorm_backward(o->b->s, o->t, o->dx, o->dw, o->dy, o->x, o->w, o->rstd, o->dx, o->N,
                               o->H, o->H);
+}
+
+static void layernorm_forward(void *self) {
+    const layers *o = self;
+    o->b->k->layernorm_forward(o->b->s, o->t, o->dx, o->mean, o->rstd, o->x, o->w, o->w, o->N, o->H,
+                               o->H, 1e-5f);
+}
+
+static void layernorm_backward(void *self) {
+    const layers *o = self;
+    o->b->k->layernorm_backward(o->b->s, o->t, o->dx, o->dw, o->db, o->dy, o->x, o->w, o->mean,
+                                o->rstd, o->dx, o->N, o->H, o->H);
 }
 
 static void rope(void *self) {
@@ -146,6 +158,8 @@ static void open(layers *o, const tr_bound *b, tr_dtype t) {
     o->logits = tr_lab_random(lab, o->n * o->V, TR_F32);
     o->freq = tr_lab_random(lab, o->D / 2 + 1, TR_F32);
     o->dw = tr_lab_random(lab, o->H, TR_F32);
+    o->db = tr_lab_random(lab, o->H, TR_F32);
+    o->mean = tr_bound_room(b, o->N, TR_F32);
     o->dtable = tr_lab_random(lab, o->V * o->H, TR_F32);
     o->rstd = tr_bound_room(b, o->N, TR_F32);
     o->dlogits = tr_bound_room(b, o->n * o->V, t);
@@ -169,6 +183,8 @@ static void rows(layers *o) {
     double logits = (double)(o->n * o->V), q = (double)(o->N * o->heads * o->D);
     row(o, "rmsnorm_forward", rmsnorm_forward, 2 * x * e, o->N, o->H);
     row(o, "rmsnorm_backward", rmsnorm_backward, 4 * x * e, o->N, o->H);
+    row(o, "layernorm_forward", layernorm_forward, 2 * x * e, o->N, o->H);
+    row(o, "layernorm_backward", layernorm_backward, 4 * x * e, o->N, o->H);
     row(o, "rope", rope, 2 * q * e, o->N, o->heads * o->D);
     row(o, "glu_forward", glu_forward, 3 * h * e, o->N, o->I);
     row(o, "glu_backward", glu_backward, 5 * h * e, o->N, o->I);

@@ -48,8 +48,10 @@ typedef struct {
     int64_t vocab_size, hidden_size, num_hidden_layers, num_attention_heads, num_key_value_heads;
     int64_t head_dim, intermediate_size;
     tr_activation hidden_act;
-    double rope_theta, rms_norm_eps, initializer_range;
-    int64_t sliding_window; /* 0: none */
+    double rope_theta, initializer_range;
+    tr_norm_type norm_type;
+    double rms_norm_eps, layer_norm_eps; /* of each type */
+    int64_t sliding_window;              /* 0: none */
     bool tie_word_embeddings;
     /* mixture of experts; num_experts 0 = dense */
     int64_t num_experts, num_experts_per_tok, moe_intermediate_size;

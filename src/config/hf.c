@@ -60,6 +60,7 @@ static const struct {
     {"num_local_experts", "num_experts"},
     {"n_routed_experts", "num_experts"},
     {"aux_loss_alpha", "router_aux_loss_coef"},
+    {"layer_norm_epsilon", "layer_norm_eps"},
 };
 
 /* ---- small things ---- */
@@ -233,6 +234,17 @@ static tr_status take_groups(tr_config *config, const json_t *hf, const char *pa
     return take(config, "topk_group", json_object_get(hf, "topk_group"), path, "topk_group");
 }
 
+/* A file that names the eps of layer norms and none of RMS norms has those. */
+static tr_status take_norm(tr_config *config, const json_t *hf, const char *path) {
+    const json_t *type = json_object_get(hf, "norm_type");
+    const json_t *rms = json_object_get(hf, "rms_norm_eps");
+    bool layer = json_is_number(json_object_get(hf, "layer_norm_eps")) ||
+                 json_is_number(json_object_get(hf, "layer_norm_epsilon"));
+    if ((!type || json_is_null(type)) && layer && (!rms || json_is_null(rms)))
+        return take_text(config, "norm_type", "layer_norm", path, "layer_norm_eps");
+    return take(config, "norm_type", type, path, "norm_type");
+}
+
 /* silu's other name. */
 static tr_status take_activation(tr_config *config, const json_t *hf, const char *path) {
     const json_t *act = json_object_get(hf, "hidden_act");
@@ -251,10 +263,11 @@ static tr_status take_all(tr_config *config, const json_t *hf, const char *path)
     TR_TRY(take_rope(config, hf, path));
     TR_TRY(take_window(config, hf, path));
     TR_TRY(take_activation(config, hf, path));
+    TR_TRY(take_norm(config, hf, path));
     for (int i = 0; i < tr_setting_count; i++) {
         const tr_setting *row = &tr_settings[i];
         static const char not_theirs[] =
-            "|from|init_from|rope_scaling|sliding_window|n_group|topk_group|hidden_act|";
+            "|from|init_from|rope_scaling|sliding_window|n_group|topk_group|hidden_act|norm_type|";
         char barred[80];
         snprintf(barred, sizeof barred, "|%s|", row->key);
         if (strcmp(row->section, "model") || strstr(not_theirs, barred)) continue;

@@ -78,6 +78,12 @@ const tr_setting tr_settings[] = {
      .help = "Base of the rotary position embedding."},
     {KEY(model, rms_norm_eps), TR_KIND_REAL, .fallback = "1e-6", .identity = true, ABOVE(0),
      .help = "Added to the mean square in RMS norms."},
+    {KEY(model, norm_type), TR_KIND_ENUM, .fallback = "rms_norm", .names = "rms_norm|layer_norm",
+     .identity = true,
+     .help = "Norms of the blocks and the last one: rms_norm has a weight, layer_norm subtracts "
+             "the mean first and has a weight and a bias."},
+    {KEY(model, layer_norm_eps), TR_KIND_REAL, .fallback = "1e-5", .identity = true, ABOVE(0),
+     .help = "Added to the variance in layer norms."},
     {KEY(model, initializer_range), TR_KIND_REAL, .fallback = "0.02", .identity = true, AT_LEAST(0),
      .help = "Standard deviation of the initial weights."},
     {KEY(model, sliding_window), TR_KIND_INT, .fallback = "0", .nullable = true, .identity = true,

@@ -1,28 +1,17 @@
 /* block.c - a pre-norm decoder block. Floor: model. */
-#include "model/gradient.h"
 #include "model/layers.h"
 
 #include <stdio.h>
 
-static int64_t declare_norm(tr_registry *r, const tr_model_config *m, int64_t index,
-                            const char *what, int stage) {
-    tr_param_decl d = {.ndim = 1,
-                       .shape = {m->hidden_size},
-                       .init = TR_INIT_ONES,
-                       .stage = stage,
-                       .copy_stage = -1};
-    snprintf(d.name, sizeof d.name, "model.layers.%lld.%s_layernorm.weight", (long long)index,
-             what);
-    return tr_registry_add(r, &d);
-}
-
 void tr_block_declare(tr_block_layer *b, tr_registry *r, const tr_model_config *m, int64_t index,
                       int64_t moe_index, int stage) {
-    char mlp[64];
+    char mlp[64], norm1[64], norm2[64];
     snprintf(mlp, sizeof mlp, "model.layers.%lld.mlp", (long long)index);
-    b->norm1 = declare_norm(r, m, index, "input", stage);
+    snprintf(norm1, sizeof norm1, "model.layers.%lld.input_layernorm", (long long)index);
+    snprintf(norm2, sizeof norm2, "model.layers.%lld.post_attention_layernorm", (long long)index);
+    tr_norm_declare(&b->norm1, r, m, norm1, stage);
     tr_attention_declare(&b->attention, r, m, index, stage);
-    b->norm2 = declare_norm(r, m, index, "post_attention", stage);
+    tr_norm_declare(&b->norm2, r, m, norm2, stage);
     b->is_moe = tr_config_layer_is_moe(m, index);
     if (b->is_moe)
         tr_moe_declare(&b->moe, r, m, index, moe_index, stage);
@@ -30,24 +19,18 @@ void tr_block_declare(tr_block_layer *b, tr_registry *r, const tr_model_config *
         tr_mlp_declare(&b->mlp, r, m, mlp, m->intermediate_size, stage);
 }
 
-static void norm_forward(const tr_pass *pass, tr_saved *saved, const void *x, int64_t weight,
-                         tr_saved_id y_id, tr_saved_id rstd_id) {
-    const tr_env *c = pass->c;
-    int64_t H = c->config->hidden_size;
+static void norm_forward(const tr_pass *pass, tr_saved *saved, const void *x,
+                         const tr_norm_layer *norm, tr_saved_id y_id, tr_saved_id statistics_id) {
     void *y = tr_save(pass, saved, y_id);
-    float *rstd = saved->t[rstd_id]; /* kept when only y is computed again */
-    if (!rstd) rstd = tr_save(pass, saved, rstd_id);
-    c->kernels->rmsnorm_forward(c->stream, c->t, y, rstd, x, tr_param_at(c, weight)->weight,
-                                c->N_loc, H, H, (float)c->config->rms_norm_eps);
+    float *statistics = saved->t[statistics_id]; /* kept when only y is computed again */
+    if (!statistics) statistics = tr_save(pass, saved, statistics_id);
+    tr_norm_forward(norm, pass->c, y, statistics, x, pass->c->N_loc);
 }
 
 /* d += the gradient through the norm of dy. */
-static void norm_backward(const tr_env *c, void *d, const void *dy, const void *x, int64_t weight,
-                          const float *rstd) {
-    tr_param *w = tr_param_at(c, weight);
-    int64_t H = c->config->hidden_size;
-    c->kernels->rmsnorm_backward(c->stream, c->t, d, tr_gradient_sum(c->registry, c->stream, w), dy,
-                                 x, w->weight, rstd, d, c->N_loc, H, H);
+static void norm_backward(const tr_env *c, void *d, const void *dy, const void *x,
+                          const tr_norm_layer *norm, const float *statistics) {
+    tr_norm_backward(norm, c, d, dy, x, statistics, d, c->N_loc);
 }
 
 static void copy(const tr_env *c, void *to, const void *from) {
@@ -61,11 +44,11 @@ void tr_block_forward_begin(tr_block_flight *f, const tr_block_layer *b, const t
     const tr_env *c = pass->c;
     *f = (tr_block_flight){b, *pass, saved, .out = y, .mark = tr_arena_get_mark(c->scratch)};
     const void *x = saved->t[TR_SAVED_X];
-    norm_forward(pass, saved, x, b->norm1, TR_SAVED_NORM1, TR_SAVED_RSTD1);
+    norm_forward(pass, saved, x, &b->norm1, TR_SAVED_NORM1, TR_SAVED_STAT1);
     void *mid = tr_save(pass, saved, TR_SAVED_MID);
     copy(c, mid, x);
     tr_attention_layer_forward(&b->attention, pass, saved, saved->t[TR_SAVED_NORM1], mid);
-    norm_forward(pass, saved, mid, b->norm2, TR_SAVED_NORM2, TR_SAVED_RSTD2);
+    norm_forward(pass, saved, mid, &b->norm2, TR_SAVED_NORM2, TR_SAVED_STAT2);
     copy(c, y, mid);
     if (b->is_moe) tr_moe_forward_begin(&b->moe, pass, saved, saved->t[TR_SAVED_NORM2], &f->moe);
 }
@@ -101,11 +84,11 @@ void tr_block_backward_begin(tr_block_flight *f, const tr_block_layer *b, const 
     if (tr_lost(saved, TR_SAVED_Q)) /* full recomputation */
         tr_block_forward(b, &f->pass, saved, tr_scratch(c, elems, c->t));
     if (tr_lost(saved, TR_SAVED_NORM1))
-        norm_forward(&f->pass, saved, saved->t[TR_SAVED_X], b->norm1, TR_SAVED_NORM1,
-                     TR_SAVED_RSTD1);
+        norm_forward(&f->pass, saved, saved->t[TR_SAVED_X], &b->norm1, TR_SAVED_NORM1,
+                     TR_SAVED_STAT1);
     if (tr_lost(saved, TR_SAVED_NORM2))
-        norm_forward(&f->pass, saved, saved->t[TR_SAVED_MID], b->norm2, TR_SAVED_NORM2,
-                     TR_SAVED_RSTD2);
+        norm_forward(&f->pass, saved, saved->t[TR_SAVED_MID], &b->norm2, TR_SAVED_NORM2,
+                     TR_SAVED_STAT2);
     f->dnormed = tr_scratch(c, elems, c->t);
     f->inner = tr_arena_get_mark(c->scratch);
     if (b->is_moe)
@@ -124,10 +107,10 @@ void tr_block_backward_end(tr_block_flight *f) {
     tr_saved *saved = f->saved;
     void *d = f->out;
     if (b->is_moe) tr_moe_backward_end(&f->pass, saved, f->dnormed, &f->moe);
-    norm_backward(c, d, f->dnormed, saved->t[TR_SAVED_MID], b->norm2, saved->t[TR_SAVED_RSTD2]);
+    norm_backward(c, d, f->dnormed, saved->t[TR_SAVED_MID], &b->norm2, saved->t[TR_SAVED_STAT2]);
     tr_arena_release(c->scratch, f->inner);
     tr_attention_layer_backward(&b->attention, &f->pass, saved, d, f->dnormed);
-    norm_backward(c, d, f->dnormed, saved->t[TR_SAVED_X], b->norm1, saved->t[TR_SAVED_RSTD1]);
+    norm_backward(c, d, f->dnormed, saved->t[TR_SAVED_X], &b->norm1, saved->t[TR_SAVED_STAT1]);
     tr_arena_release(c->scratch, f->mark);
 }
 

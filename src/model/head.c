@@ -13,12 +13,10 @@ static void *rows_at(const tr_env *c, tr_dtype t, const void *x, int64_t row) {
     return (char *)x + (size_t)(row * c->config->hidden_size) * tr_dtype_bytes(t);
 }
 
-static void *normed(const tr_head_layer *h, const tr_env *c, const void *x, float *rstd,
+static void *normed(const tr_head_layer *h, const tr_env *c, const void *x, float *statistics,
                     int64_t rows) {
-    int64_t H = c->config->hidden_size;
-    void *y = tr_scratch(c, rows * H, c->t);
-    c->kernels->rmsnorm_forward(c->stream, c->t, y, rstd, x, tr_param_at(c, h->norm)->weight, rows,
-                                H, H, (float)c->config->rms_norm_eps);
+    void *y = tr_scratch(c, rows * c->config->hidden_size, c->t);
+    tr_norm_forward(&h->norm, c, y, statistics, x, rows);
     return y;
 }
 
@@ -100,13 +98,14 @@ void tr_head_forward(const tr_head_layer *h, const tr_pass *pass, tr_head_saved 
     const tr_env *c = pass->c;
     const tr_param *w = tr_param_at(c, h->weight);
     int64_t V = w->box.extent[0], elems = c->N_loc * c->config->hidden_size;
+    int64_t stats = c->N_loc * tr_norm_statistics(c->config);
     if (pass->training) {
-        saved->rstd = tr_arena_alloc(pass->kept, (size_t)c->N_loc * sizeof(float));
+        saved->statistics = tr_arena_alloc(pass->kept, (size_t)stats * sizeof(float));
         saved->dnorm = tr_arena_alloc(pass->kept, (size_t)elems * tr_dtype_bytes(c->t));
     }
     tr_arena_mark mark = tr_arena_get_mark(c->scratch);
-    float *rstd = pass->training ? saved->rstd : tr_scratch(c, c->N_loc, TR_F32);
-    const void *y = tr_rows_gather(c, normed(h, c, x, rstd, c->N_loc));
+    float *statistics = pass->training ? saved->statistics : tr_scratch(c, stats, TR_F32);
+    const void *y = tr_rows_gather(c, normed(h, c, x, statistics, c->N_loc));
     tr_partial dnorm = tr_partial_begin(c, saved->dnorm, false);
     int64_t chunks = chunks_of(c);
     float *logits = tr_scratch(c, tr_ceil_div(c->N, chunks) * V, TR_F32);
@@ -129,16 +128,13 @@ void tr_head_forward(const tr_head_layer *h, const tr_pass *pass, tr_head_saved 
 void tr_head_backward(const tr_head_layer *h, const tr_pass *pass, const tr_head_saved *saved,
                       const void *x, void *dx) {
     const tr_env *c = pass->c;
-    tr_param *w = tr_param_at(c, h->norm);
-    int64_t H = c->config->hidden_size;
-    c->kernels->rmsnorm_backward(c->stream, c->t, dx, tr_gradient_sum(c->registry, c->stream, w),
-                                 saved->dnorm, x, w->weight, saved->rstd, NULL, c->N_loc, H, H);
+    tr_norm_backward(&h->norm, c, dx, saved->dnorm, x, saved->statistics, NULL, c->N_loc);
 }
 
 float *tr_head_logits(const tr_head_layer *h, const tr_pass *pass, const void *x, int64_t n) {
     const tr_env *c = pass->c;
-    float *rstd = tr_scratch(c, 1, TR_F32);
-    void *y = normed(h, c, rows_at(c, c->t, x, n), rstd, 1);
+    float *statistics = tr_scratch(c, tr_norm_statistics(c->config), TR_F32);
+    void *y = normed(h, c, rows_at(c, c->t, x, n), statistics, 1);
     float *logits = tr_scratch(c, c->config->vocab_size, TR_F32);
     tr_linear(c, logits, TR_F32, y, tr_param_at(c, h->weight), 1, 0);
     return logits;

@@ -7,6 +7,23 @@
 #pragma once
 #include "model/exchange.h"
 
+/* --- norms ----------------------------------------------------------------------------------- */
+typedef struct {
+    int64_t weight, bias; /* registry indices; bias -1: rmsnorm has none */
+} tr_norm_layer;
+
+/* Declares PREFIX.weight and, of layernorm, PREFIX.bias. */
+void tr_norm_declare(tr_norm_layer *layer, tr_registry *registry, const tr_model_config *config,
+                     const char *prefix, int stage);
+/* Floats that a norm keeps of each row. */
+int64_t tr_norm_statistics(const tr_model_config *config);
+/* Local. y = norm(x), [rows,H]. statistics [rows] rstd, then of layernorm [rows] mean. */
+void tr_norm_forward(const tr_norm_layer *layer, const tr_env *c, void *y, float *statistics,
+                     const void *x, int64_t rows);
+/* Local. dx = residual + the gradient of x; residual nullable. */
+void tr_norm_backward(const tr_norm_layer *layer, const tr_env *c, void *dx, const void *dy,
+                      const void *x, const float *statistics, const void *residual, int64_t rows);
+
 /* --- attention: q, k, v projections, rotary positions, softmax attention, output projection ------
  */
 typedef struct {
@@ -137,7 +154,7 @@ void tr_router_global_stats(tr_env *c, tr_saved **saved, int64_t count);
  * ---------------------- */
 typedef struct {
     int64_t unit; /* of its weights */
-    int64_t norm1, norm2;
+    tr_norm_layer norm1, norm2;
     tr_attention_layer attention;
     bool is_moe;
     tr_mlp_layer mlp; /* when !is_moe */
@@ -176,12 +193,13 @@ void tr_block_backward(const tr_block_layer *block, const tr_pass *pass, tr_save
  * training the gradients of the logits are used at once (weight gradient, gradient of the normed
  * input), since the loss scale is known beforehand. */
 typedef struct {
-    int64_t norm, weight; /* lm_head, or the tied embedding */
+    tr_norm_layer norm;
+    int64_t weight; /* lm_head, or the tied embedding */
 } tr_head_layer;
 
 typedef struct {
-    float *rstd; /* [N_loc] */
-    void *dnorm; /* [N_loc,H] gradient of the normed input */
+    float *statistics; /* of the norm */
+    void *dnorm;       /* [N_loc,H] gradient of the normed input */
 } tr_head_saved;
 
 /* Collective on the tensor group. x[N_loc,H], label[N]. */

@@ -40,12 +40,6 @@ static void declare(tr_model *model, const tr_model_config *m) {
                                .stage = 0,
                                .copy_stage =
                                    m->tie_word_embeddings && head_rank > 0 ? head_rank : -1};
-    tr_param_decl norm = {.name = "model.norm.weight",
-                          .ndim = 1,
-                          .shape = {m->hidden_size},
-                          .init = TR_INIT_ONES,
-                          .stage = head_rank,
-                          .copy_stage = -1};
     int head_here = head_rank == model->env.grid->at.p;
     model->embedding_unit = tr_registry_unit(
         r, false, (model->env.grid->at.p == 0) + (head_here && m->tie_word_embeddings));
@@ -61,7 +55,7 @@ static void declare(tr_model *model, const tr_model_config *m) {
         moe_index += tr_config_layer_is_moe(m, i);
     }
     model->head_units[0] = model->head_units[1] = tr_registry_unit(r, false, 1);
-    model->head.norm = tr_registry_add(r, &norm);
+    tr_norm_declare(&model->head.norm, r, m, "model.norm", head_rank);
     model->head.weight = model->embedding;
     if (m->tie_word_embeddings) model->head_units[1] = model->embedding_unit;
     if (!m->tie_word_embeddings) {
@@ -323,7 +317,7 @@ static int64_t plan_chunk(const tr_env *c, const tr_chunk_layers *chunk, bool sp
         sum += kept + (split ? operands : 0);
     }
     if (chunk->last && head > *scratch_p) *scratch_p = head;
-    return sum + (chunk->last ? boundary + 4 * c->N_loc : 0);
+    return sum + (chunk->last ? boundary + 4 * c->N_loc * tr_norm_statistics(c->config) : 0);
 }
 
 int64_t tr_model_plan_activations(const tr_model *model, const tr_slot_use *use, int64_t B,

@@ -324,9 +324,10 @@ static void draw_segment(float *w, const tr_segment *g, uint64_t seed) {
 #pragma omp parallel for schedule(static)
     for (int64_t i = 0; i < g->count; i++) {
         int64_t place = tr_box_place(&g->param->box, d->shape, g->first + i);
-        w[i] = d->init == TR_INIT_ONES
-                   ? 1.0f
-                   : d->init_std * tr_random_normal(seed, stream, (uint64_t)place);
+        if (d->init == TR_INIT_NORMAL)
+            w[i] = d->init_std * tr_random_normal(seed, stream, (uint64_t)place);
+        else
+            w[i] = d->init == TR_INIT_ONES ? 1.0f : 0.0f;
     }
 }
 

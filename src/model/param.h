@@ -30,7 +30,7 @@ typedef enum {
     TR_SPLIT_COLUMNS, /* dimension 1 over the tensor group */
     TR_SPLIT_HEADS    /* as ROWS; neighbours share a part where key/value heads are too few */
 } tr_split;
-typedef enum { TR_INIT_NORMAL, TR_INIT_ONES } tr_init;
+typedef enum { TR_INIT_NORMAL, TR_INIT_ONES, TR_INIT_ZEROS } tr_init;
 typedef enum {
     TR_SPACE_VECTORS, /* parameters of one dimension */
     TR_SPACE_WHOLE,
@@ -48,7 +48,7 @@ typedef struct {
     tr_split split;
     tr_init init;
     float init_std;
-    bool decay;     /* weight decay applies: matrices, not norms */
+    bool decay;     /* weight decay applies: matrices, not norms or biases */
     int stage;      /* the pipeline stage that holds it */
     int copy_stage; /* a second stage that holds the same weight (tied embedding), or -1 */
 } tr_param_decl;

@@ -105,7 +105,7 @@ typedef struct {
 typedef enum {
     TR_SAVED_X, /* the block's input */
     TR_SAVED_NORM1,
-    TR_SAVED_RSTD1,
+    TR_SAVED_STAT1, /* of the norm: rstd and, of layernorm, mean */
     TR_SAVED_Q,     /* rotated, as attention sees them (heads.c) */
     TR_SAVED_KV,    /* likewise; without context ranks [N,Hkv,D] keys, then values */
     TR_SAVED_ATTN,  /* attention's output */
@@ -113,7 +113,7 @@ typedef enum {
     TR_SAVED_LSE,   /* [B,Aq,S_ring] */
     TR_SAVED_MID,   /* after attention's residual */
     TR_SAVED_NORM2,
-    TR_SAVED_RSTD2,
+    TR_SAVED_STAT2,
     TR_SAVED_GATE, /* dense or shared expert */
     TR_SAVED_UP,
     TR_SAVED_ACT,    /* f(gate)*up */

@@ -8,7 +8,7 @@
 typedef enum { NEVER, FULL, SELECTIVE } drop_rule;
 typedef enum { COMPUTE, FLOAT, INT32 } element;
 typedef enum { TOKENS, LOCAL, PAIRS, HERE } rows_of; /* N; N_loc; N_loc*k; rows of experts */
-typedef enum { W1, W_H, W_Q, W_KV2, W_SPREAD, W_HEADS, W_I, W_IE, W_E, W_SIGMOIDS } width_of;
+typedef enum { W1, W_STAT, W_H, W_Q, W_KV2, W_SPREAD, W_HEADS, W_I, W_IE, W_E, W_SIG } width_of;
 
 static const struct {
     drop_rule drop;
@@ -19,7 +19,7 @@ static const struct {
 } table[TR_SAVED_COUNT] = {
     [TR_SAVED_X] = {NEVER, COMPUTE, LOCAL, W_H},
     [TR_SAVED_NORM1] = {SELECTIVE, COMPUTE, LOCAL, W_H, .operand = true},
-    [TR_SAVED_RSTD1] = {FULL, FLOAT, LOCAL, W1},
+    [TR_SAVED_STAT1] = {FULL, FLOAT, LOCAL, W_STAT},
     [TR_SAVED_Q] = {FULL, COMPUTE, TOKENS, W_Q},
     [TR_SAVED_KV] = {FULL, COMPUTE, TOKENS, W_KV2},
     [TR_SAVED_ATTN] = {SELECTIVE, COMPUTE, TOKENS, W_Q, .operand = true},
@@ -27,12 +27,12 @@ static const struct {
     [TR_SAVED_LSE] = {SELECTIVE, FLOAT, TOKENS, W_HEADS},
     [TR_SAVED_MID] = {FULL, COMPUTE, LOCAL, W_H},
     [TR_SAVED_NORM2] = {SELECTIVE, COMPUTE, LOCAL, W_H, .operand = true},
-    [TR_SAVED_RSTD2] = {FULL, FLOAT, LOCAL, W1},
+    [TR_SAVED_STAT2] = {FULL, FLOAT, LOCAL, W_STAT},
     [TR_SAVED_GATE] = {FULL, COMPUTE, TOKENS, W_I},
     [TR_SAVED_UP] = {FULL, COMPUTE, TOKENS, W_I},
     [TR_SAVED_ACT] = {SELECTIVE, COMPUTE, TOKENS, W_I, .operand = true},
     [TR_SAVED_PROB] = {NEVER, FLOAT, LOCAL, W_E},
-    [TR_SAVED_LOGITS] = {NEVER, FLOAT, LOCAL, W_SIGMOIDS},
+    [TR_SAVED_LOGITS] = {NEVER, FLOAT, LOCAL, W_SIG},
     [TR_SAVED_RLSE] = {NEVER, FLOAT, LOCAL, W1},
     [TR_SAVED_INDEX] = {NEVER, INT32, PAIRS, W1},
     [TR_SAVED_WEIGHT] = {NEVER, FLOAT, PAIRS, W1},
@@ -90,7 +90,9 @@ static int64_t width(const tr_env *c, const tr_saved *saved, tr_saved_id id) {
         return m->moe_intermediate_size;
     case W_E:
         return m->num_experts;
-    case W_SIGMOIDS:
+    case W_STAT:
+        return tr_norm_statistics(m);
+    case W_SIG:
         return m->scoring_func == TR_SIGMOID ? m->num_experts : 0;
     }
     return 0;

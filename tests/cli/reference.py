@@ -3,8 +3,14 @@ step. Written for clarity; nothing is shared with the program."""
 import numpy as np
 
 
-def rmsnorm(x, w, eps):
-    return x / np.sqrt((x * x).mean(-1, keepdims=True) + eps) * w
+def norm(m, x, w, name):
+    """The norm called `name`: by the mean square, or by mean and variance and with a bias."""
+    if m.get("norm_type", "rms_norm") == "rms_norm":
+        square = (x * x).mean(-1, keepdims=True)
+        return x / np.sqrt(square + m.get("rms_norm_eps", 1e-6)) * w[f"{name}.weight"]
+    x = x - x.mean(-1, keepdims=True)
+    x = x / np.sqrt((x * x).mean(-1, keepdims=True) + m.get("layer_norm_eps", 1e-5))
+    return x * w[f"{name}.weight"] + w[f"{name}.bias"]
 
 
 def rotate(x, theta, position):
@@ -150,7 +156,6 @@ def step_loss(w, m, tokens, micro_batch_size, plan=None, pad=-1, end=None, reset
     `end` ends documents; with `reset` their positions start again."""
     frozen = bool(plan)
     plan = list(plan) if frozen else plan if plan is not None else []
-    eps = m.get("rms_norm_eps", 1e-6)
     total, aux, z, layers = 0.0, 0.0, 0.0, m["num_hidden_layers"]
     micro = len(tokens) // micro_batch_size
     labelled = (tokens[:, 1:] != pad) & (tokens[:, :-1] != pad)
@@ -161,9 +166,9 @@ def step_loss(w, m, tokens, micro_batch_size, plan=None, pad=-1, end=None, reset
             documents = Documents(row[:-1], end, reset)
             for i in range(layers):
                 p = f"model.layers.{i}"
-                x = x + attention(rmsnorm(x, w[f"{p}.input_layernorm.weight"], eps), w,
-                                  f"{p}.self_attn", m, documents)
-                h = rmsnorm(x, w[f"{p}.post_attention_layernorm.weight"], eps)
+                x = x + attention(norm(m, x, w, f"{p}.input_layernorm"), w, f"{p}.self_attn", m,
+                                  documents)
+                h = norm(m, x, w, f"{p}.post_attention_layernorm")
                 mats = lambda q: [w[f"{q}.{n}_proj.weight"] for n in ("gate", "up", "down")]
                 if i in routers:
                     y = routers[i](h, w, f"{p}.mlp", row[:-1] != pad)
@@ -174,7 +179,7 @@ def step_loss(w, m, tokens, micro_batch_size, plan=None, pad=-1, end=None, reset
                     x = x + gated(m, h, *mats(f"{p}.mlp"))
             head = w["model.embed_tokens.weight" if m.get("tie_word_embeddings") else
                      "lm_head.weight"]
-            logits = rmsnorm(x, w["model.norm.weight"], eps) @ head.T
+            logits = norm(m, x, w, "model.norm") @ head.T
             top = logits.max(-1, keepdims=True)
             lse = np.log(np.exp(logits - top).sum(-1)) + top[:, 0]
             loss = lse - logits[np.arange(len(lse)), row[1:]]

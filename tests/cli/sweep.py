@@ -139,6 +139,7 @@ AXES = [
      ["position"] if d["data.document_mask"] else ["position", "probability"]),
     ("optimizer.clip", [1.0, 0.0]),
     ("model.scoring_func", lambda d: ["softmax", "sigmoid"] if moe(d) else [None]),
+    ("model.norm_type", ["rms_norm", "layer_norm"]),
     ("model.hidden_act", ["silu", "gelu_pytorch_tanh"]),
 ]
 

@@ -96,10 +96,11 @@ def test_four_ranks_on_two_nodes(lab):
 
 # Rows of the table of kernels (kernels/kernels.h), and the types each is timed in.
 ROWS = dict.fromkeys(["gemm", "attention_forward", "attention_backward", "rmsnorm_forward",
-                      "rmsnorm_backward", "rope", "glu_forward", "glu_backward", "add",
-                      "cast to fp32", "cast from fp32", "embedding_forward", "embedding_backward",
-                      "cross_entropy", "cross_entropy_whole", "gather_rows", "combine_rows",
-                      "combine_rows_weight", "grouped_gemm", "grouped_gemm_weight"],
+                      "rmsnorm_backward", "layernorm_forward", "layernorm_backward", "rope",
+                      "glu_forward", "glu_backward", "add", "cast to fp32", "cast from fp32",
+                      "embedding_forward", "embedding_backward", "cross_entropy",
+                      "cross_entropy_whole", "gather_rows", "combine_rows", "combine_rows_weight",
+                      "grouped_gemm", "grouped_gemm_weight"],
                      {"fp32", "bf16"})
 ROWS |= dict.fromkeys(["cross_entropy_part", "adamw", "sum_squares", "router_forward",
                        "router_stats", "router_backward", "router_capacity", "moe_sort"], {"fp32"})

@@ -116,6 +116,7 @@ VARIANTS = {  # what changes the mathematics must be the same on every grid too
         scoring_func="sigmoid", norm_topk_prob=False, router_aux_loss_scope="sequence"),
     "tied embedding": dict(tie_word_embeddings=True),
     "window": dict(sliding_window=9),
+    "LayerNorm": dict(norm_type="layer_norm"),
     "GeGLU": dict(hidden_act="gelu_pytorch_tanh"),
     "pads": dict(),
 }

@@ -14,7 +14,9 @@ VARIANTS = {
     "dense windowed, one kv head": ("dense", dict(sliding_window=7, num_key_value_heads=1)),
     "dense wide heads": ("dense", dict(head_dim=10, rope_theta=500.0)),
     "dense, GeGLU": ("dense", dict(hidden_act="gelu_pytorch_tanh")),
+    "dense, LayerNorm": ("dense", dict(norm_type="layer_norm", layer_norm_eps=1e-3)),
     "moe": ("moe", {}),
+    "moe, LayerNorm": ("moe", dict(norm_type="layer_norm")),
     "moe, GeGLU": ("moe", dict(hidden_act="gelu_pytorch_tanh")),
     "moe of sigmoids": ("moe", dict(scoring_func="sigmoid", router_aux_loss_coef=0.1)),
     "moe of sigmoids, per sequence, not renormalised": ("moe", dict(

@@ -169,6 +169,30 @@ static void windows_and_rope(void **state) {
     tr_config_destroy(c);
 }
 
+static void norms(void **state) {
+    (void)state;
+    static const struct {
+        const char *json;
+        tr_norm_type type;
+        double eps;
+    } cases[] = {
+        {"\"rms_norm_eps\": 1e-3", TR_RMS_NORM, 1e-3},
+        {"\"layer_norm_eps\": 1e-3", TR_LAYER_NORM, 1e-3},
+        {"\"layer_norm_epsilon\": 1e-3", TR_LAYER_NORM, 1e-3},
+        {"\"norm_type\": \"layer_norm\"", TR_LAYER_NORM, 1e-5},
+        {"\"rms_norm_eps\": 1e-3, \"layer_norm_eps\": 1e-4", TR_RMS_NORM, 1e-3},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        char json[1000];
+        snprintf(json, sizeof json, "{%s, " SIZES "}", cases[i].json);
+        tr_config *c = accepted(json, "");
+        bool layer = cases[i].type == TR_LAYER_NORM;
+        assert_int_equal(c->model.norm_type, cases[i].type);
+        assert_true((layer ? c->model.layer_norm_eps : c->model.rms_norm_eps) == cases[i].eps);
+        tr_config_destroy(c);
+    }
+}
+
 static void activations(void **state) {
     (void)state;
     static const struct {
@@ -256,8 +280,8 @@ int main(void) {
         cmocka_unit_test(llama),        cmocka_unit_test(mixtral),
         cmocka_unit_test(qwen2_moe),    cmocka_unit_test(groups_of_experts),
         cmocka_unit_test(deepseek_moe), cmocka_unit_test(windows_and_rope),
-        cmocka_unit_test(activations),  cmocka_unit_test(refused),
-        cmocka_unit_test(broken_files),
+        cmocka_unit_test(activations),  cmocka_unit_test(norms),
+        cmocka_unit_test(refused),      cmocka_unit_test(broken_files),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
 }

@@ -1,156 +1,233 @@
-/* layers.c - norm, rotary positions, gated activations, sums and casts of every maker against
+/* layers.c - norms, rotary positions, gated activations, sums and casts of every maker against
  * float64, their gradients against finite differences. Floor: tests. */
 #include "values.h"
 
 #include <math.h>
 #include <omp.h>
 
-/* --- rmsnorm ------------------------------------------------------------------------------- */
+/* --- norms --------------------------------------------------------------------------------- */
 
 static const int64_t norm_shapes[][3] = {/* N, C, stride */
                                          {0, 8, 8},        {1, 1, 1},         {3, 5, 7},
                                          {4, 64, 64},      {2, 129, 200},     {37, 48, 48},
                                          {65, 257, 260},   {300, 1000, 1000}, {40, 1031, 1040},
                                          {3, 25001, 25001}};
-enum { NORM_SHAPES = sizeof norm_shapes / sizeof *norm_shapes };
+enum { NORM_SHAPES = sizeof norm_shapes / sizeof *norm_shapes, NORM_TYPES = 2 };
+static const tr_norm_type norm_types[] = {TR_RMS_NORM, TR_LAYER_NORM};
+static const char *const norm_names[] = {[TR_RMS_NORM] = "rmsnorm", [TR_LAYER_NORM] = "layernorm"};
 
 static int64_t extent(int64_t N, int64_t C, int64_t stride) {
     return N ? (N - 1) * stride + C : 0;
 }
 
-/* Property: forward equals the formula, also in place; what lies between rows stays. */
-static void norm_forward(kt_maker *m, tr_dtype t, const int64_t *shape, bool in_place) {
-    int64_t N = shape[0], C = shape[1], stride = shape[2], n = extent(N, C, stride);
-    kt_tensor *x = kt_normal(m, t, n, 2), *w = kt_normal(m, t, C, 1);
-    kt_tensor *y = in_place ? x : kt_filled(m, t, n, 7), *rstd = kt_filled(m, TR_F32, N, NAN);
-    double *want = copy_of(y), *want_rstd = doubles(N);
-    for (int64_t i = 0; i < N; i++) {
-        double sum = 0;
-        for (int64_t c = 0; c < C; c++) sum += pow(x->value[i * stride + c], 2);
-        want_rstd[i] = 1 / sqrt(sum / (double)C + 1e-5);
-        for (int64_t c = 0; c < C; c++)
-            want[i * stride + c] = x->value[i * stride + c] * w->value[c] * want_rstd[i];
+/* A norm of either type, on tensors of the maker; b, db and mean are layernorm's. */
+typedef struct {
+    tr_norm_type type;
+    tr_dtype t;
+    int64_t N, C, stride;
+    float eps;
+    kt_tensor *x, *w, *b, *y, *mean, *rstd;
+    kt_tensor *dy, *dx, *dw, *db, *residual; /* residual may be NULL */
+} norm_run;
+
+static void run_forward(kt_maker *m, const norm_run *a) {
+    if (a->type == TR_LAYER_NORM)
+        m->k->layernorm_forward(m->s, a->t, a->y->data, a->mean->data, a->rstd->data, a->x->data,
+                                a->w->data, a->b->data, a->N, a->C, a->stride, a->eps);
+    else
+        m->k->rmsnorm_forward(m->s, a->t, a->y->data, a->rstd->data, a->x->data, a->w->data, a->N,
+                              a->C, a->stride, a->eps);
+}
+
+static void run_backward(kt_maker *m, const norm_run *a) {
+    const void *residual = a->residual ? a->residual->data : NULL;
+    if (a->type == TR_LAYER_NORM)
+        m->k->layernorm_backward(m->s, a->t, a->dx->data, a->dw->data, a->db->data, a->dy->data,
+                                 a->x->data, a->w->data, a->mean->data, a->rstd->data, residual,
+                                 a->N, a->C, a->stride);
+    else
+        m->k->rmsnorm_backward(m->s, a->t, a->dx->data, a->dw->data, a->dy->data, a->x->data,
+                               a->w->data, a->rstd->data, residual, a->N, a->C, a->stride);
+}
+
+/* x, w, b at random (layernorm's x around 1, so that its mean counts), statistics and y to be
+ * written. */
+static norm_run make_norm(kt_maker *m, tr_norm_type type, tr_dtype t, const int64_t *shape,
+                          float eps) {
+    norm_run a = {
+        .type = type, .t = t, .N = shape[0], .C = shape[1], .stride = shape[2], .eps = eps};
+    int64_t n = extent(a.N, a.C, a.stride);
+    a.x = kt_normal(m, t, n, 2), a.w = kt_normal(m, t, a.C, 1), a.b = kt_normal(m, t, a.C, 1);
+    for (int64_t i = 0; i < n; i++) a.x->value[i] += type == TR_LAYER_NORM;
+    a.x = kt_from(m, t, n, a.x->value);
+    a.y = kt_filled(m, t, n, 7);
+    a.mean = kt_filled(m, TR_F32, a.N, NAN), a.rstd = kt_filled(m, TR_F32, a.N, NAN);
+    return a;
+}
+
+/* Mean (0 in rmsnorm) and rstd of each row. */
+static void want_statistics(const norm_run *a, double *mean, double *rstd) {
+    for (int64_t i = 0; i < a->N; i++) {
+        const double *x = a->x->value + i * a->stride;
+        double squares = 0;
+        for (int64_t c = 0; c < a->C && a->type == TR_LAYER_NORM; c++)
+            mean[i] += x[c] / (double)a->C;
+        for (int64_t c = 0; c < a->C; c++) squares += pow(x[c] - mean[i], 2);
+        rstd[i] = 1 / sqrt(squares / (double)a->C + (double)a->eps);
     }
-    m->k->rmsnorm_forward(m->s, t, y->data, rstd->data, x->data, w->data, N, C, stride, 1e-5f);
-    const char *how = in_place ? "in place" : "";
-    kt_check(m, y, want, kt_tolerance(t), "rmsnorm %s %lldx%lld/%lld %s", type_name(t),
-             (long long)N, (long long)C, (long long)stride, how);
-    kt_check(m, rstd, want_rstd, 1e-6, "rmsnorm %s rstd", type_name(t));
-    free(want);
-    free(want_rstd);
+}
+
+/* Property: forward equals the formula, also in place; what lies between rows stays. */
+static void norm_forward(kt_maker *m, tr_norm_type type, tr_dtype t, const int64_t *shape,
+                         bool in_place) {
+    norm_run a = make_norm(m, type, t, shape, type == TR_LAYER_NORM ? 1e-2f : 1e-5f);
+    if (in_place) a.y = a.x;
+    double *want = copy_of(a.y), *mean = doubles(a.N), *rstd = doubles(a.N);
+    want_statistics(&a, mean, rstd);
+    for (int64_t i = 0; i < a.N; i++)
+        for (int64_t c = 0; c < a.C; c++) {
+            double *to = &want[i * a.stride + c];
+            *to = (a.x->value[i * a.stride + c] - mean[i]) * rstd[i] * a.w->value[c];
+            if (type == TR_LAYER_NORM) *to += a.b->value[c];
+        }
+    run_forward(m, &a);
+    const char *how = in_place ? "in place" : "", *name = norm_names[type];
+    kt_check(m, a.y, want, kt_tolerance(t), "%s %s %lldx%lld/%lld %s", name, type_name(t),
+             (long long)a.N, (long long)a.C, (long long)a.stride, how);
+    kt_check(m, a.rstd, rstd, 1e-6, "%s %s rstd", name, type_name(t));
+    if (type == TR_LAYER_NORM) kt_check(m, a.mean, mean, 2e-6, "%s %s mean", name, type_name(t));
+    free(want), free(mean), free(rstd);
 }
 
 static void test_norm_forward(kt_maker *m) {
     for (int i = 0; i < TYPES; i++)
         for (int j = 0; j < NORM_SHAPES; j++)
-            for (int in_place = 0; in_place < 2; in_place++) {
-                norm_forward(m, types[i], norm_shapes[j], in_place);
-                kt_release(m);
-            }
+            for (int in_place = 0; in_place < 2; in_place++)
+                for (int type = 0; type < NORM_TYPES; type++) {
+                    norm_forward(m, norm_types[type], types[i], norm_shapes[j], in_place);
+                    kt_release(m);
+                }
 }
 
 /* Where dx of the backward goes, and whether a residual is added. */
 typedef enum { APART, ON_DY, ON_RESIDUAL } placement;
 
-/* Property: dx is residual plus the derivative, wherever it goes; dw is added to what was there.
- * The large eps keeps rows of one element from cancelling. */
-static void norm_backward(kt_maker *m, tr_dtype t, const int64_t *shape, placement place) {
-    int64_t N = shape[0], C = shape[1], stride = shape[2], n = extent(N, C, stride);
-    kt_tensor *x = kt_normal(m, t, n, 2), *w = kt_normal(m, t, C, 1), *dy = kt_normal(m, t, n, 1);
-    kt_tensor *base = place == APART ? NULL : kt_normal(m, t, n, 1);
-    kt_tensor *dw = kt_normal(m, TR_F32, C, 1), *rstd = kt_filled(m, TR_F32, N, 0);
-    kt_tensor *y = kt_filled(m, t, n, 0);
-    m->k->rmsnorm_forward(m->s, t, y->data, rstd->data, x->data, w->data, N, C, stride, 0.1f);
-    kt_read(m, rstd);
-    kt_tensor *dx = place == ON_DY ? dy : place == ON_RESIDUAL ? base : kt_filled(m, t, n, 7);
-    double *want = copy_of(dx), *want_dw = copy_of(dw);
-    for (int64_t i = 0; i < N; i++) {
-        const double *xi = x->value + i * stride, *g = dy->value + i * stride;
-        double r = rstd->value[i], dot = 0;
-        for (int64_t c = 0; c < C; c++) dot += g[c] * w->value[c] * xi[c];
-        for (int64_t c = 0; c < C; c++) {
-            double residual = base ? base->value[i * stride + c] : 0;
-            want[i * stride + c] =
-                residual + r * g[c] * w->value[c] - xi[c] * r * r * r * dot / (double)C;
-            want_dw[c] += g[c] * xi[c] * r;
+/* dx, dw and db by the formula, from the statistics that the forward gave: with g = dy w and xh the
+ * normed row, dx = rstd (g - mean(g) - xh mean(g xh)), rmsnorm without the first mean. */
+static void want_backward(const norm_run *a, double *dx, double *dw, double *db) {
+    bool layer = a->type == TR_LAYER_NORM;
+    for (int64_t i = 0; i < a->N; i++) {
+        const double *x = a->x->value + i * a->stride, *d = a->dy->value + i * a->stride;
+        double r = a->rstd->value[i], mean = layer ? a->mean->value[i] : 0, sum = 0, dot = 0;
+        for (int64_t c = 0; c < a->C; c++) {
+            double g = d[c] * a->w->value[c];
+            if (layer) sum += g;
+            dot += g * (x[c] - mean) * r;
+            dw[c] += d[c] * (x[c] - mean) * r;
+            db[c] += d[c];
+        }
+        for (int64_t c = 0; c < a->C; c++) {
+            double inner = d[c] * a->w->value[c] - (sum + (x[c] - mean) * r * dot) / (double)a->C;
+            double base = a->residual ? a->residual->value[i * a->stride + c] : 0;
+            dx[i * a->stride + c] = base + r * inner;
         }
     }
-    m->k->rmsnorm_backward(m->s, t, dx->data, dw->data, dy->data, x->data, w->data, rstd->data,
-                           base ? base->data : NULL, N, C, stride);
-    kt_check(m, dx, want, kt_tolerance(t), "rmsnorm backward dx %s %lldx%lld/%lld place %d",
-             type_name(t), (long long)N, (long long)C, (long long)stride, place);
-    kt_check(m, dw, want_dw, 1e-5, "rmsnorm backward dw %s", type_name(t));
-    free(want);
-    free(want_dw);
+}
+
+/* Property: dx is residual plus the derivative, wherever it goes; dw and db are added to what was
+ * there. The large eps keeps rows of one element from cancelling. */
+static void norm_backward(kt_maker *m, tr_norm_type type, tr_dtype t, const int64_t *shape,
+                          placement place) {
+    norm_run a = make_norm(m, type, t, shape, 0.1f);
+    int64_t n = a.x->n;
+    a.dy = kt_normal(m, t, n, 1);
+    bool alone = place == APART && (a.C > 1 || type == TR_RMS_NORM); /* else dx is 0 */
+    a.residual = alone ? NULL : kt_normal(m, t, n, 1);
+    a.dw = kt_normal(m, TR_F32, a.C, 1), a.db = kt_normal(m, TR_F32, a.C, 1);
+    run_forward(m, &a);
+    kt_read(m, a.rstd), kt_read(m, a.mean);
+    a.dx = place == ON_DY ? a.dy : place == ON_RESIDUAL ? a.residual : kt_filled(m, t, n, 7);
+    double *dx = copy_of(a.dx), *dw = copy_of(a.dw), *db = copy_of(a.db);
+    want_backward(&a, dx, dw, db);
+    run_backward(m, &a);
+    const char *name = norm_names[type];
+    kt_check(m, a.dx, dx, kt_tolerance(t), "%s backward dx %s %lldx%lld/%lld place %d", name,
+             type_name(t), (long long)a.N, (long long)a.C, (long long)a.stride, place);
+    kt_check(m, a.dw, dw, 1e-5, "%s backward dw %s", name, type_name(t));
+    if (type == TR_LAYER_NORM) kt_check(m, a.db, db, 1e-5, "%s backward db %s", name, type_name(t));
+    free(dx), free(dw), free(db);
 }
 
 static void test_norm_backward(kt_maker *m) {
     for (int i = 0; i < TYPES; i++)
         for (int j = 0; j < NORM_SHAPES; j++)
-            for (placement place = APART; place <= ON_RESIDUAL; place++) {
-                norm_backward(m, types[i], norm_shapes[j], place);
-                kt_release(m);
-            }
+            for (placement place = APART; place <= ON_RESIDUAL; place++)
+                for (int type = 0; type < NORM_TYPES; type++) {
+                    norm_backward(m, norm_types[type], types[i], norm_shapes[j], place);
+                    kt_release(m);
+                }
 }
 
 /* Property: the weight gradient of 4096 rows in bf16 is the fp64 sum to fp32 accuracy (sums kept in
  * bf16 stick), and the same bits for every number of threads. */
 static void test_norm_many_rows(kt_maker *m) {
-    const int64_t N = 4096, C = 96;
-    kt_tensor *x = kt_normal(m, TR_BF16, N * C, 1), *w = kt_normal(m, TR_BF16, C, 1);
-    kt_tensor *dy = kt_filled(m, TR_BF16, N * C, 1), *dx = kt_filled(m, TR_BF16, N * C, 0);
-    kt_tensor *rstd = kt_filled(m, TR_F32, N, 0), *first = NULL;
-    m->k->rmsnorm_forward(m->s, TR_BF16, dx->data, rstd->data, x->data, w->data, N, C, C, 1e-5f);
-    kt_read(m, rstd);
-    double *want = doubles(C);
-    for (int64_t i = 0; i < N * C; i++) want[i % C] += x->value[i] * rstd->value[i / C];
+    const int64_t shape[] = {4096, 96, 96}, C = shape[1];
     int threads_before = omp_get_max_threads();
-    for (int threads = 1; threads <= 5; threads++) {
-        omp_set_num_threads(threads);
-        kt_tensor *dw = kt_filled(m, TR_F32, C, 0);
-        m->k->rmsnorm_backward(m->s, TR_BF16, dx->data, dw->data, dy->data, x->data, w->data,
-                               rstd->data, NULL, N, C, C);
-        if (!first) first = dw;
-        kt_check(m, dw, want, 2e-6, "rmsnorm dw, 4096 bf16 rows, %d threads", threads);
-        kt_check(m, dw, kt_read(m, first), 0, "rmsnorm dw, %d threads against 1", threads);
+    for (int type = 0; type < NORM_TYPES; type++) {
+        norm_run a = make_norm(m, norm_types[type], TR_BF16, shape, 1e-5f);
+        kt_tensor *first = NULL, *first_b = NULL;
+        a.dx = a.y, a.dy = kt_filled(m, TR_BF16, a.x->n, 1);
+        run_forward(m, &a);
+        kt_read(m, a.rstd), kt_read(m, a.mean);
+        double *dx = doubles(a.x->n), *dw = doubles(C), *db = doubles(C);
+        want_backward(&a, dx, dw, db);
+        for (int threads = 1; threads <= 5; threads++) {
+            omp_set_num_threads(threads);
+            a.dw = kt_filled(m, TR_F32, C, 0), a.db = kt_filled(m, TR_F32, C, 0);
+            run_backward(m, &a);
+            if (!first) first = a.dw, first_b = a.db;
+            const char *name = norm_names[a.type];
+            kt_check(m, a.dw, dw, 2e-6, "%s dw, 4096 bf16 rows, %d threads", name, threads);
+            kt_check(m, a.dw, kt_read(m, first), 0, "%s dw, %d threads against 1", name, threads);
+            if (a.type == TR_RMS_NORM) continue;
+            kt_check(m, a.db, db, 2e-6, "%s db, 4096 bf16 rows, %d threads", name, threads);
+            kt_check(m, a.db, kt_read(m, first_b), 0, "%s db, %d threads against 1", name, threads);
+        }
+        free(dx), free(dw), free(db);
     }
     omp_set_num_threads(threads_before);
-    free(want);
 }
 
-typedef struct {
-    kt_tensor *x, *w, *y, *rstd, *r;
-    int64_t N, C;
-} norm_context;
-
 static double norm_value(kt_maker *m, void *context) {
-    norm_context *c = context;
-    m->k->rmsnorm_forward(m->s, TR_F32, c->y->data, c->rstd->data, c->x->data, c->w->data, c->N,
-                          c->C, c->C, 1e-3f);
-    const double *y = kt_read(m, c->y);
+    norm_run *a = context;
+    run_forward(m, a);
+    const double *y = kt_read(m, a->y);
     double sum = 0;
-    for (int64_t i = 0; i < c->N * c->C; i++) sum += y[i] * c->r->value[i];
+    for (int64_t i = 0; i < a->x->n; i++) sum += y[i] * a->dy->value[i];
     return sum;
+}
+
+static void check_differences(kt_maker *m, norm_run *a, kt_tensor *got, kt_tensor *of,
+                              const char *what) {
+    double *want = doubles(of->n);
+    for (int64_t i = 0; i < of->n; i++) want[i] = kt_difference(m, of, i, 1e-2, norm_value, a);
+    kt_check(m, got, want, 1e-3, "%s %s against differences", norm_names[a->type], what);
+    free(want);
 }
 
 /* Property: the backward is the derivative of the forward. */
 static void test_norm_differences(kt_maker *m) {
-    norm_context c = {.N = 3, .C = 21};
-    int64_t n = c.N * c.C;
-    c.x = kt_normal(m, TR_F32, n, 1), c.w = kt_normal(m, TR_F32, c.C, 1);
-    c.r = kt_normal(m, TR_F32, n, 1), c.y = kt_filled(m, TR_F32, n, 0);
-    c.rstd = kt_filled(m, TR_F32, c.N, 0);
-    kt_tensor *dx = kt_filled(m, TR_F32, n, NAN), *dw = kt_filled(m, TR_F32, c.C, 0);
-    norm_value(m, &c);
-    m->k->rmsnorm_backward(m->s, TR_F32, dx->data, dw->data, c.r->data, c.x->data, c.w->data,
-                           c.rstd->data, NULL, c.N, c.C, c.C);
-    double *want_dx = doubles(n), *want_dw = doubles(c.C);
-    for (int64_t i = 0; i < n; i++) want_dx[i] = kt_difference(m, c.x, i, 1e-2, norm_value, &c);
-    for (int64_t i = 0; i < c.C; i++) want_dw[i] = kt_difference(m, c.w, i, 1e-2, norm_value, &c);
-    kt_check(m, dx, want_dx, 1e-3, "rmsnorm dx against differences");
-    kt_check(m, dw, want_dw, 1e-3, "rmsnorm dw against differences");
-    free(want_dx);
-    free(want_dw);
+    const int64_t shape[] = {3, 21, 21};
+    for (int type = 0; type < NORM_TYPES; type++) {
+        norm_run a = make_norm(m, norm_types[type], TR_F32, shape, 1e-3f);
+        a.dy = kt_normal(m, TR_F32, a.x->n, 1), a.dx = kt_filled(m, TR_F32, a.x->n, NAN);
+        a.dw = kt_filled(m, TR_F32, a.C, 0), a.db = kt_filled(m, TR_F32, a.C, 0);
+        run_forward(m, &a);
+        run_backward(m, &a);
+        check_differences(m, &a, a.dx, a.x, "dx");
+        check_differences(m, &a, a.dw, a.w, "dw");
+        if (a.type == TR_LAYER_NORM) check_differences(m, &a, a.db, a.b, "db");
+    }
 }
 
 /* --- rope ---------------------------------------------------------------------------------- */
