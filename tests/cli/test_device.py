@@ -69,6 +69,16 @@ def test_trains_as_the_cpu_does(lab, dtype, ranks, parallel, env):
 
 
 @needs_simt
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_other_forms_train_as_on_the_cpu(lab, dtype):
+    forms = dict(norm_type="layer_norm", hidden_act="gelu_pytorch_tanh", scoring_func="sigmoid")
+    for device in "cpu", "simt":
+        lab.train(small(lab, device, device, dtype, model=forms, parallel=dict(tensor=2)), ranks=2,
+                  env=PROTECT, timeout=400)
+    check_same(lab, "cpu", "simt", 2e-2 if dtype == "bfloat16" else 5e-6)
+
+
+@needs_simt
 @pytest.mark.parametrize("begins, goes_on", [("simt", "cpu"), ("cpu", "simt")])
 def test_checkpoints_go_across(lab, begins, goes_on):
     more = f"training.steps={STEPS + 2}"
