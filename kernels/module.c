@@ -4,6 +4,7 @@
 #include "kernels/kernels.h"
 
 #include <dlfcn.h>
+#include <elf.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -32,6 +33,21 @@ static void place_of(const module *m, char *path, size_t bytes) {
         directory = program;
     }
     snprintf(path, bytes, "%s/%s", directory, m->file);
+}
+
+/* False: the file was cut off (a full disk, a copy that stopped), which dlopen only notices by a
+ * SIGBUS when it reads what is not there. Other damage is left to dlopen. */
+static bool is_whole(const char *path) {
+    Elf64_Ehdr header;
+    FILE *file = fopen(path, "rb");
+    if (!file) return true;
+    bool whole = true;
+    if (fread(&header, sizeof header, 1, file) == 1 &&
+        memcmp(header.e_ident, ELFMAG, SELFMAG) == 0 && fseek(file, 0, SEEK_END) == 0)
+        whole = (uint64_t)ftell(file) >=
+                header.e_shoff + (uint64_t)header.e_shnum * header.e_shentsize; /* comes last */
+    fclose(file);
+    return whole;
 }
 
 static bool has_driver(const module *m) {
@@ -80,6 +96,11 @@ tr_device *tr_module_device(const tr_device_wish *wish) {
         const module *m = &modules[i];
         if (strcmp(wish->name, m->device) != 0) continue;
         place_of(m, path, sizeof path);
+        if (!is_whole(path)) {
+            tr_fail(TR_ERR_USAGE, "run.device %s: %s is cut off; build it or copy it again",
+                    m->device, path);
+            return NULL;
+        }
         void *library = dlopen(path, RTLD_NOW | RTLD_LOCAL); /* kept: its code serves the device */
         return library ? open_in(m, path, library, wish) : refuse(m, path);
     }

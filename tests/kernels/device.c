@@ -1,6 +1,7 @@
 /* Property: the CPU device is the level that was asked for, by argument or environment, or says why
  * not; every thread flushes denormals; the measured peak is one that a product does not beat. A
- * module's device fills the table and moves bytes; a module that is not there is named. */
+ * module's device fills the table and moves bytes; a module that is not there, or cut off, is
+ * named. */
 #include "harness.h"
 
 #include "base/status.h"
@@ -11,6 +12,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 static void levels_by_name(void **state) {
     (void)state;
@@ -120,6 +122,34 @@ static void says_which_module_is_missing(void **state) {
     assert_non_null(strstr(tr_error_message(), "use cpu, cuda, simt or simt-check"));
 }
 
+/* This program's file stands in for a module, at every eighth of its length. */
+static void says_which_module_is_cut_off(void **state) {
+    (void)state;
+    char before[4096], folder[] = "/tmp/trireme-module-XXXXXX", path[64];
+    const char *directory = getenv("TRIREME_MODULE_DIR");
+    snprintf(before, sizeof before, "%s", directory ? directory : "");
+    assert_non_null(mkdtemp(folder));
+    snprintf(path, sizeof path, "%s/libtrireme_simt.so", folder);
+    setenv("TRIREME_MODULE_DIR", folder, 1);
+    FILE *self = fopen("/proc/self/exe", "rb"), *copy = fopen(path, "wb");
+    assert_non_null(self);
+    assert_non_null(copy);
+    long bytes = 0;
+    for (int c; (c = fgetc(self)) != EOF; bytes++) fputc(c, copy);
+    fclose(self);
+    assert_int_equal(fclose(copy), 0);
+    for (int eighths = 7; eighths > 0; eighths--) {
+        assert_int_equal(truncate(path, bytes * eighths / 8), 0);
+        assert_null(tr_device_open(&(tr_device_wish){.name = "simt"}));
+        assert_int_equal(tr_error_status(), TR_ERR_USAGE);
+        assert_non_null(strstr(tr_error_message(), path));
+        assert_non_null(strstr(tr_error_message(), "cut off"));
+    }
+    unlink(path);
+    rmdir(folder);
+    setenv("TRIREME_MODULE_DIR", before, 1);
+}
+
 static void threads_flush_denormals(void **state) {
     (void)state;
     tr_device *d = tr_device_cpu("portable");
@@ -174,9 +204,13 @@ static void peak_is_plausible(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(levels_by_name),          cmocka_unit_test(every_level_fills_the_table),
-        cmocka_unit_test(modules_bring_devices),   cmocka_unit_test(says_which_module_is_missing),
-        cmocka_unit_test(threads_flush_denormals), cmocka_unit_test(peak_is_plausible),
+        cmocka_unit_test(levels_by_name),
+        cmocka_unit_test(every_level_fills_the_table),
+        cmocka_unit_test(modules_bring_devices),
+        cmocka_unit_test(says_which_module_is_missing),
+        cmocka_unit_test(says_which_module_is_cut_off),
+        cmocka_unit_test(threads_flush_denormals),
+        cmocka_unit_test(peak_is_plausible),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
