@@ -21,18 +21,20 @@ static const module modules[] = {
     {"simt-check", "libtrireme_simt_check.so", "release", NULL},
 };
 
-/* Beside the program, or where TRIREME_MODULE_DIR says. */
+/* Where TRIREME_MODULE_DIR says, or beside the program, or (for tests) beside its folder. */
 static void place_of(const module *m, char *path, size_t bytes) {
     const char *directory = getenv("TRIREME_MODULE_DIR");
-    char program[4000] = ".";
-    if (!directory || !*directory) {
-        ssize_t length = readlink("/proc/self/exe", program, sizeof program - 1);
-        if (length > 0) program[length] = '\0';
-        char *slash = strrchr(program, '/');
-        if (slash) *slash = '\0';
-        directory = program;
+    if (directory && *directory) {
+        snprintf(path, bytes, "%s/%s", directory, m->file);
+        return;
     }
-    snprintf(path, bytes, "%s/%s", directory, m->file);
+    char program[4000] = ".";
+    ssize_t length = readlink("/proc/self/exe", program, sizeof program - 1);
+    if (length > 0) program[length] = '\0';
+    char *slash = strrchr(program, '/');
+    if (slash) *slash = '\0';
+    snprintf(path, bytes, "%s/../%s", program, m->file);
+    if (access(path, F_OK) != 0) snprintf(path, bytes, "%s/%s", program, m->file);
 }
 
 /* False: the file was cut off (a full disk, a copy that stopped), which dlopen only notices by a

@@ -61,7 +61,8 @@ if [ -z "$names" ] || [ -n "$odd" ]; then
     exit 64
 fi
 if [ ! -x "$program" ] || [ -d "$program" ]; then
-    echo "error: $program: no such program here; build it (cmake --build --preset release)" >&2
+    echo "error: $program: no such program here; build it" \
+        "(cmake --preset release && cmake --build --preset release)" >&2
     exit 66
 fi
 . "$here/env.sh"

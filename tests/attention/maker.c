@@ -39,7 +39,9 @@ static void open_level(maker *m, int level) {
 static void open_device(maker *m) {
     m->device = tr_device_open(&(tr_device_wish){.name = m->name});
     m->here = m->device != NULL;
-    if (!m->here) printf("%s: skipped, %s\n", m->name, tr_error_message());
+    if (m->here) return;
+    printf("%s: %s\n", m->name, tr_error_message());
+    exit(1); /* it was asked for by name */
 }
 
 void makers_init(void) {

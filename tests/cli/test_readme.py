@@ -10,7 +10,7 @@ import pytest
 from conftest import ROOT
 
 SBATCH = "sbatch --nodes=2 --time=12:00:00 launch/slurm.sbatch configs/tiny-moe.yaml"
-GPUS = """cmake --preset cuda && cmake --build --preset cuda -j
+GPUS = """cmake --preset cuda && cmake --build --preset cuda -j "$(nproc)"
 launch/multi-gpu.sh build-cuda/trireme train configs/gpt2-124m.yaml"""
 ELSEWHERE = {"launch/quickstart.sh": "test_quickstart (label slow)", "launch/test.sh": "CI",
              SBATCH: "test_slurm", GPUS: "test_gpus, without a GPU"}

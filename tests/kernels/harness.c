@@ -34,11 +34,11 @@ static int64_t findings_of(tr_device *device) {
 static void run_on(const kt_case *test, const char *name) {
     kt_maker m = {.name = name, .device = open_device(name)};
     if (!m.device) {
+        if (!is_level(name)) fail_msg("%s: %s", name, tr_error_message());
         printf("  %-10s skipped: %s\n", name, tr_error_message());
         return;
     }
     m.k = m.device->kernels;
-    m.emulated = strncmp(name, "simt", 4) == 0;
     m.s = m.device->stream_create(m.device);
     int64_t before = findings_of(m.device);
     test->run(&m);
@@ -55,12 +55,6 @@ void kt_run(void **state) {
     char list[256];
     snprintf(list, sizeof list, "%s", wish && *wish ? wish : cpu_levels);
     for (char *rest = list, *name; (name = strsep(&rest, ","));) run_on(*state, name);
-}
-
-int64_t kt_size(const kt_maker *m, int64_t n, int64_t most) {
-    if (!m->emulated || n <= most) return n;
-    printf("  %-10s cut: %lld instead of %lld\n", m->name, (long long)most, (long long)n);
-    return most;
 }
 
 /* --- numbers -----------------------------------------------------------------------------------

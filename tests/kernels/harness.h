@@ -30,7 +30,6 @@ typedef struct kt_tensor {
 
 typedef struct {
     const char *name; /* "ref", "portable", "avx2", "avx512", "avx512bf16", "simt", ... */
-    bool emulated;    /* thousands of times slower than the others */
     tr_device *device;
     const tr_kernels *k;
     tr_stream *s;
@@ -51,9 +50,6 @@ typedef struct {
         }                                                                                          \
     }
 void kt_run(void **state);
-
-/* A size of a case: n, but at most `most` where the maker is emulated, which is printed. */
-int64_t kt_size(const kt_maker *m, int64_t n, int64_t most);
 
 /* Tensors of n elements: normal numbers times scale, uniform integers in [low, high), one value
  * (NaN to find what a kernel reads but must not), or given values. They live until the case ends or
