@@ -81,12 +81,11 @@ static tr_device *open_in(const module *m, const char *path, void *library,
     if (!symbol) return refuse(m, path);
     memcpy(&open_device, &symbol, sizeof symbol);
     char text[2048] = "";
-    tr_module_call call = {
-        .layout = {sizeof(tr_device), sizeof(tr_kernels), sizeof(tr_device_wish)},
-        .wish = wish,
-        .text = text,
-        .text_bytes = sizeof text,
-        .status = TR_ERR_INTERNAL};
+    tr_module_call call = {.layout = tr_module_layout_here,
+                           .wish = wish,
+                           .text = text,
+                           .text_bytes = sizeof text,
+                           .status = TR_ERR_INTERNAL};
     tr_device *device = open_device(&call);
     if (!device) tr_fail(call.status, "run.device %s: %s", m->device, text);
     return device;

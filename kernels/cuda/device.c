@@ -402,8 +402,7 @@ static bool open_fabric(tr_module_call *call, const cuda_device *d) {
 #endif
 
 static bool same_layout(tr_module_call *call) {
-    tr_module_layout here = {sizeof(tr_device), sizeof(tr_kernels), sizeof(tr_device_wish)};
-    return memcmp(&call->layout, &here, sizeof here) == 0 ||
+    return memcmp(&call->layout, &tr_module_layout_here, sizeof call->layout) == 0 ||
            refuse(call, TR_ERR_USAGE,
                   "its module was built from other sources than the program; build both again");
 }

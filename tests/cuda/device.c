@@ -51,11 +51,10 @@ static tr_status refusal_status;
 
 static tr_device *open_as(const char *name, int local_rank) {
     tr_device_wish wish = {.name = name, .local_rank = local_rank, .fatal = fatal};
-    tr_module_call call = {
-        .layout = {sizeof(tr_device), sizeof(tr_kernels), sizeof(tr_device_wish)},
-        .wish = &wish,
-        .text = refusal,
-        .text_bytes = sizeof refusal};
+    tr_module_call call = {.layout = tr_module_layout_here,
+                           .wish = &wish,
+                           .text = refusal,
+                           .text_bytes = sizeof refusal};
     refusal[0] = '\0';
     tr_device *device = tr_module_open(&call);
     refusal_status = call.status;
@@ -151,11 +150,10 @@ static void says_what_is_missing(void **state) {
 static void refuses_a_fabric(void **state) {
     (void)state;
     tr_device_wish wish = {.name = "cuda", .fabric = true, .fatal = fatal};
-    tr_module_call call = {
-        .layout = {sizeof(tr_device), sizeof(tr_kernels), sizeof(tr_device_wish)},
-        .wish = &wish,
-        .text = refusal,
-        .text_bytes = sizeof refusal};
+    tr_module_call call = {.layout = tr_module_layout_here,
+                           .wish = &wish,
+                           .text = refusal,
+                           .text_bytes = sizeof refusal};
     fake_reset();
     assert_null(tr_module_open(&call));
     assert_non_null(strstr(refusal, "built without NCCL; use run.collectives mpi"));
@@ -165,16 +163,20 @@ static void refuses_a_fabric(void **state) {
 static void refuses_other_builds(void **state) {
     (void)state;
     tr_device_wish wish = {.name = "cuda"};
-    tr_module_call call = {
-        .layout = {sizeof(tr_device), sizeof(tr_kernels) - sizeof(void *), sizeof wish},
-        .wish = &wish,
-        .text = refusal,
-        .text_bytes = sizeof refusal};
-    fake_reset();
-    assert_null(tr_module_open(&call));
-    assert_int_equal(call.status, TR_ERR_USAGE);
-    assert_non_null(strstr(refusal, "other sources"));
-    assert_int_equal(fake_calls(), 0);
+    tr_module_layout smaller = tr_module_layout_here, changed = tr_module_layout_here;
+    smaller.kernels_bytes -= sizeof(void *);
+    changed.interface++; /* as when a row's arguments change and no size does */
+    for (int i = 0; i < 2; i++) {
+        tr_module_call call = {.layout = i ? smaller : changed,
+                               .wish = &wish,
+                               .text = refusal,
+                               .text_bytes = sizeof refusal};
+        fake_reset();
+        assert_null(tr_module_open(&call));
+        assert_int_equal(call.status, TR_ERR_USAGE);
+        assert_non_null(strstr(refusal, "other sources"));
+        assert_int_equal(fake_calls(), 0);
+    }
 }
 
 /* --- what is asked of the runtime --------------------------------------------------------------

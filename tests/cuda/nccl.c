@@ -52,10 +52,7 @@ static void open_fabric(double limit, double look) {
     char text[256] = "";
     tr_device_wish wish = {.name = "cuda", .fatal = fatal};
     tr_module_call call = {
-        .layout = {sizeof(tr_device), sizeof(tr_kernels), sizeof(tr_device_wish)},
-        .wish = &wish,
-        .text = text,
-        .text_bytes = sizeof text};
+        .layout = tr_module_layout_here, .wish = &wish, .text = text, .text_bytes = sizeof text};
     fake_reset();
     fake_nccl_reset();
     device = tr_module_open(&call);
@@ -120,10 +117,7 @@ static void comes_with_the_device(void **state) {
     char text[512] = "";
     tr_device_wish wish = {.name = "cuda", .fabric = true, .limit_seconds = 60, .fatal = fatal};
     tr_module_call call = {
-        .layout = {sizeof(tr_device), sizeof(tr_kernels), sizeof(tr_device_wish)},
-        .wish = &wish,
-        .text = text,
-        .text_bytes = sizeof text};
+        .layout = tr_module_layout_here, .wish = &wish, .text = text, .text_bytes = sizeof text};
     fake_reset();
     tr_device *d = tr_module_open(&call);
     assert_non_null(d);
