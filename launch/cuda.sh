@@ -1,8 +1,12 @@
 #!/bin/sh
-# cuda.sh - builds the module for GPUs with nvcc, warnings as errors, and runs what needs nvcc but
-# no GPU: registers that attention spills. Says so and ends where there is no nvcc.
+# cuda.sh - builds the module for GPUs with nvcc, warnings as errors; no GPU is needed. Says so and
+# ends where there is no nvcc.
 # Usage: launch/cuda.sh.
 set -eu
+if [ $# -gt 0 ]; then
+    echo "usage: launch/cuda.sh" >&2
+    exit 64
+fi
 cd "$(dirname "$0")/.."
 
 if ! command -v nvcc >/dev/null && [ ! -x /usr/local/cuda/bin/nvcc ]; then

@@ -22,8 +22,8 @@ arena_state arena;
 namespace {
 
 constexpr size_t MB = 1024 * KB;
-constexpr size_t DEFAULT_MEMORY_MB = 1024; /* TRIREME_SIMT_MEMORY_MB */
-constexpr size_t ALIGNMENT = 256;          /* as cudaMalloc's */
+constexpr long DEFAULT_MEMORY_MB = 1024, MOST_MEMORY_MB = 1 << 20; /* TRIREME_SIMT_MEMORY_MB */
+constexpr size_t ALIGNMENT = 256;                                  /* as cudaMalloc's */
 
 std::recursive_mutex mutex;
 std::map<size_t, size_t> allocated; /* offset -> bytes */
@@ -96,11 +96,30 @@ guard::~guard() {
     mutex.unlock();
 }
 
+void refuse_setting(const char *name, const char *what_would_do) {
+    fprintf(stderr, "error: %s=%s: %s\n", name, getenv(name), what_would_do);
+    exit(64);
+}
+
+bool switch_on(const char *name) {
+    const char *text = getenv(name);
+    if (!text || !*text || strcmp(text, "0") == 0) return false;
+    if (strcmp(text, "1") != 0) refuse_setting(name, "0 or 1");
+    return true;
+}
+
+static size_t memory_megabytes() {
+    const char *name = "TRIREME_SIMT_MEMORY_MB", *text = getenv(name);
+    if (!text || !*text) return (size_t)DEFAULT_MEMORY_MB;
+    char *end;
+    long megabytes = strtol(text, &end, 10);
+    if (*end || megabytes < 1 || megabytes > MOST_MEMORY_MB) refuse_setting(name, "1 to 1048576");
+    return (size_t)megabytes;
+}
+
 void arena_create() {
     if (arena.bytes) return;
-    const char *memory = getenv("TRIREME_SIMT_MEMORY_MB");
-    size_t megabytes = memory ? strtoul(memory, nullptr, 10) : DEFAULT_MEMORY_MB;
-    size_t bytes = SHARED_WINDOW + megabytes * MB;
+    size_t megabytes = memory_megabytes(), bytes = SHARED_WINDOW + megabytes * MB;
     void *base = mmap(nullptr, bytes, PROT_READ | PROT_WRITE,
                       MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (base == MAP_FAILED) {
@@ -113,13 +132,9 @@ void arena_create() {
     hooks_create();
     if (checked) shadow_create();
     const char *schedule = getenv("TRIREME_SIMT_SCHEDULE");
-    if (schedule && !simt_set_schedule(schedule)) {
-        fprintf(stderr, "simt: TRIREME_SIMT_SCHEDULE=%s: fifo, reversed or random:SEED\n",
-                schedule);
-        exit(1);
-    }
-    const char *cost = getenv("TRIREME_SIMT_COST");
-    if (cost && atoi(cost)) simt_set_cost(true);
+    if (schedule && !simt_set_schedule(schedule))
+        refuse_setting("TRIREME_SIMT_SCHEDULE", "fifo, reversed or random:SEED");
+    if (switch_on("TRIREME_SIMT_COST")) simt_set_cost(true);
     protect_create();
 }
 

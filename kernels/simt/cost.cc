@@ -167,7 +167,7 @@ void simt_reset_cost() {
 void simt_set_cost(bool on) {
     static bool registered;
     cost_on = on;
-    if (on && getenv("TRIREME_SIMT_COST") && !registered) {
+    if (on && switch_on("TRIREME_SIMT_COST") && !registered) {
         registered = true;
         atexit(print_all);
     }

@@ -86,8 +86,7 @@ void fault_begin_launch() {
 
 void protect_create() {
     install_handlers();
-    const char *wish = getenv("TRIREME_SIMT_PROTECT");
-    if (wish && atoi(wish)) simt_set_protect(true);
+    if (switch_on("TRIREME_SIMT_PROTECT")) simt_set_protect(true);
 }
 
 void protect_open(bool open) {

@@ -178,7 +178,10 @@ inline size_t arena_offset(const void *p) { /* >= arena.bytes: outside */
     return (size_t)(static_cast<const unsigned char *>(p) - arena.base);
 }
 
-void arena_create();         /* also reads the settings; nothing if it exists */
+void arena_create();              /* also reads the settings; nothing if it exists */
+bool switch_on(const char *name); /* 0 or 1 in the environment */
+/* Ends the process with code 64. */
+[[noreturn]] void refuse_setting(const char *name, const char *what_would_do);
 void arena_open_for_host();  /* counted: the host may touch device memory until */
 void arena_close_for_host(); /* as many closes */
 void arena_room(size_t *free_p, size_t *total_p);

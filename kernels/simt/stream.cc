@@ -49,10 +49,8 @@ std::vector<cudaStream_t> streams;
 bool eager() {
     static const char *wish = getenv("TRIREME_SIMT_STREAMS");
     static bool is_eager = wish && strcmp(wish, "eager") == 0;
-    if (wish && !is_eager && strcmp(wish, "deferred") != 0) {
-        fprintf(stderr, "simt: TRIREME_SIMT_STREAMS=%s: deferred or eager\n", wish);
-        exit(1);
-    }
+    if (wish && !is_eager && strcmp(wish, "deferred") != 0)
+        refuse_setting("TRIREME_SIMT_STREAMS", "deferred or eager");
     return is_eager;
 }
 

@@ -108,3 +108,12 @@ def test_no_driver_is_said_once(lab, ranks):
     errors = [line for line in done.stderr.splitlines() if line.startswith("error:")]
     assert len(errors) == 1 and re.search("no (NVIDIA )?driver", errors[0]), done.stderr
     assert "run.device cpu" in errors[0] or "--preset cuda" in errors[0]
+
+
+@needs_simt
+@pytest.mark.parametrize("switch", ["MEMORY_MB=nonsense", "MEMORY_MB=0", "COST=yes", "PROTECT=2",
+                                    "SCHEDULE=sorted", "STREAMS=lazy"])
+def test_a_switch_that_makes_no_sense_is_refused(lab, switch):
+    name, value = f"TRIREME_SIMT_{switch}".split("=")
+    done = lab.train(small(lab, "run", "simt"), env={name: value}, code=64)
+    assert f"error: {name}={value}: " in done.stderr
