@@ -148,9 +148,9 @@ static void grouped_gemm(tr_stream *s, tr_dtype ab, tr_dtype c, int64_t G, const
             part.B = tr_product_at(ab, W, i * N * K);
             tr_product *product = K == 0 ? product_empty : product_for(&part);
             product(&part);
+            if (thread == 0) tr_stream_breathe(s);
         }
     }
-    tr_stream_breathe(s);
 }
 
 static void grouped_gemm_weight(tr_stream *s, tr_dtype ab, int64_t G, const int64_t *offsets,
@@ -176,8 +176,8 @@ static void grouped_gemm_weight(tr_stream *s, tr_dtype ab, int64_t G, const int6
         tr_product *product = g.K == 0 ? product_empty : product_for(&g);
         if (g.K > 0 || beta == 0)
             product_share(product, &g, omp_get_thread_num(), omp_get_num_threads());
+        if (omp_get_thread_num() == 0) tr_stream_breathe(s);
     }
-    tr_stream_breathe(s);
 }
 
 static void fill_rows(tr_kernels *k) {

@@ -10,8 +10,8 @@ Some models pass a limit on one rank alone, where kernels of another vector widt
 in another order: with initial weights of 0.02 so narrow a model is even everywhere and gradients of
 queries and keys are what rounding leaves, and Adam divides by a gradient's size, however small. No
 limit is loosened for them: where one is passed, that control is run, and the grid may be off FACTOR
-times as far as it. In 7 of 52 configs (seeds 1 and 3) it was asked for, 11 times, and the grid was
-0.3 to 1.7 times as far off as it; with that, epsilon 1e-8 and a range of 0.02 are drawn.
+times as far as it (seen: 1.7 times). Such a config does not count: draws go on until as many as
+were asked for are within the limits, and fail when half as many were not.
 
     TRIREME=build/trireme /usr/bin/python3 tests/cli/sweep.py --seed 1 --configs 14
     TRIREME=build/trireme /usr/bin/python3 tests/cli/sweep.py --seed 1 --only 7   one of them
@@ -28,6 +28,7 @@ import tempfile
 import time
 import traceback
 from pathlib import Path
+from typing import NamedTuple
 
 import yaml
 from compare import (STEPS, check_gradients, check_rows, differences, first_flip, gradients,
@@ -36,7 +37,7 @@ from conftest import Lab
 
 MOST_RANKS = 8
 LEVELS = "portable", "avx2"  # of kernels, TRIREME_CPU_LEVEL
-FACTOR = 3
+FACTOR = 2
 FLIPPED = dict(loss=1e-4, norm=1e-3, aux=2e-3)  # limits of a step with a flip
 DRAWS = 60  # refused in a row before the generator counts as broken
 
@@ -278,15 +279,21 @@ def stretch(lab, one, ranks, start, noise, said):
     return flip
 
 
+class Outcome(NamedTuple):
+    text: str  # what was measured, or why the program refuses the config
+    within: bool = False  # the limits, all of them
+    refused: bool = False
+
+
 def compare(lab, drawn, change=None):
-    """What was measured, in words, or None and why the program refuses the config. `change` alters
-    the grid's settings alone, to see the comparison fail."""
+    """The grid against one rank. `change` alters the grid's settings alone, to see the comparison
+    fail."""
     ranks, settings = ranks_of(drawn), sections(drawn)
     env = {"TRIREME_NODE_RANKS": str(drawn["node"])} if drawn["node"] else {}
     many = lab.config("many", "dense", **settings)
     done = lab.train(many, *(change or ()), ranks=ranks, code=None, env=env)
     if done.returncode == 64:
-        return None, refusal(done)
+        return Outcome(refusal(done), refused=True)
     assert done.returncode == 0, f"exit code {done.returncode}\n{done.stdout}\n{done.stderr}"
     global_batch = settings["model"].get("router_aux_loss_scope") == "global_batch"
     settings["parallel"] = dict(schedule="gpipe" if global_batch else "1f1b")
@@ -321,10 +328,11 @@ def compare(lab, drawn, change=None):
     assert verified.returncode == 0, f"verify\n{verified.stdout}\n{verified.stderr}"
     text = f"gradients {first[0]:.0e}" if first else "gradients (a flip in step 1)"
     text += f" {again[0]:.0e}, loss {max(losses):.0e}"
+    text += f", flips at {flips}" if flips else ""
     ratios = [ratio for n in asked for ratio in n.asked]
     if ratios:
-        text += f", {len(ratios)} times as noisy as one rank (at most {max(ratios):.1f} x)"
-    return text + (f", flips at {flips}" if flips else ""), None
+        text += f"; {len(ratios)} times over a limit, at most {max(ratios):.1f} x one rank's noise"
+    return Outcome(text, within=not ratios)
 
 
 def drawn_config(seed, i, attempt):
@@ -332,7 +340,7 @@ def drawn_config(seed, i, attempt):
 
 
 def run_one(seed, i):
-    """(whether it passed, how many draws were refused). Prints lines as it goes."""
+    """(outcome, or None where it failed; how many draws were refused). Prints as it goes."""
     for attempt in range(DRAWS):
         drawn = drawn_config(seed, i, attempt)
         print(f"{i:3} {describe(drawn)}", end=": ", flush=True)
@@ -340,40 +348,46 @@ def run_one(seed, i):
         with tempfile.TemporaryDirectory() as folder:
             try:
                 with contextlib.redirect_stdout(said):
-                    text, why = compare(Lab(folder), drawn)
+                    outcome = compare(Lab(folder), drawn)
             except Exception:
                 print(f"FAILED\n{said.getvalue()}{traceback.format_exc()}")
                 print(yaml.safe_dump(sections(drawn), sort_keys=False))
                 print(f"again: TRIREME={os.environ['TRIREME']} {sys.executable} {sys.argv[0]} "
                       f"--seed {seed} --only {i}", flush=True)
-                return False, attempt
-        print(text or f"refused: {why}", flush=True)
-        if text:
-            return True, attempt
+                return None, attempt
+        print(f"refused: {outcome.text}" if outcome.refused else outcome.text, flush=True)
+        if not outcome.refused:
+            return outcome, attempt
     print(f"{DRAWS} draws in a row were refused: mend AXES")
-    return False, DRAWS
+    return None, DRAWS
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--configs", type=int, default=14, help="how many to compare")
+    parser.add_argument("--configs", type=int, default=14,
+                        help="how many to find within the limits")
     parser.add_argument("--first", type=int, default=0, help="the number of the first")
     parser.add_argument("--only", type=int, help="the number of one config")
     a = parser.parse_args()
-    numbers = range(a.first, a.first + a.configs) if a.only is None else [a.only]
+    first, wanted = (a.first, a.configs) if a.only is None else (a.only, 0)
     os.environ["TRIREME"] = str(Path(os.environ["TRIREME"]).resolve())
     print(f"sweep with seed {a.seed}", flush=True)
-    started, failed, refused = time.monotonic(), [], 0
-    for i in numbers:
-        passed, draws = run_one(a.seed, i)
+    started, i, within, noisy, failed, refused = time.monotonic(), first, 0, 0, [], 0
+    while i == first or within + len(failed) < wanted and noisy <= wanted / 2:
+        outcome, draws = run_one(a.seed, i)
         refused += draws
-        if not passed:
+        if not outcome:
             failed.append(i)
-    print(f"seed {a.seed}: {len(numbers) - len(failed)} of {len(numbers)} configs equal one rank, "
-          f"{refused} draws refused, {time.monotonic() - started:.0f} s"
+        elif outcome.within:
+            within += 1
+        else:
+            noisy += 1
+        i += 1
+    print(f"seed {a.seed}: {within} configs within the limits of one rank, {noisy} within its own "
+          f"noise, {len(failed)} not, {refused} draws refused, {time.monotonic() - started:.0f} s"
           + (f"; failed: {failed}" if failed else ""))
-    return 1 if failed else 0
+    return 1 if failed or noisy > max(wanted / 2, 1) else 0
 
 
 if __name__ == "__main__":
