@@ -62,7 +62,8 @@ void tr_block_forward_middle(tr_block_flight *f) {
 }
 
 void tr_block_forward_end(tr_block_flight *f) {
-    if (f->block->is_moe) tr_moe_forward_end(&f->pass, f->saved, f->out, &f->moe);
+    if (f->block->is_moe)
+        tr_moe_forward_end(&f->block->moe, &f->pass, f->saved, f->out, &f->moe);
     if (f->pass.recomputing) return; /* the backward reads it and releases */
     tr_saved_forget(&f->pass, f->saved);
     tr_arena_release(f->pass.c->scratch, f->mark);
@@ -106,7 +107,7 @@ void tr_block_backward_end(tr_block_flight *f) {
     const tr_env *c = f->pass.c;
     tr_saved *saved = f->saved;
     void *d = f->out;
-    if (b->is_moe) tr_moe_backward_end(&f->pass, saved, f->dnormed, &f->moe);
+    if (b->is_moe) tr_moe_backward_end(&b->moe, &f->pass, saved, f->dnormed, &f->moe);
     norm_backward(c, d, f->dnormed, saved->t[TR_SAVED_MID], &b->norm2, saved->t[TR_SAVED_STAT2]);
     tr_arena_release(c->scratch, f->inner);
     tr_attention_layer_backward(&b->attention, &f->pass, saved, d, f->dnormed);

@@ -84,10 +84,24 @@ typedef struct {
 
 void tr_mlp_declare(tr_mlp_layer *layer, tr_registry *registry, const tr_model_config *config,
                     const char *prefix, int64_t width, int stage);
-/* Collective on the tensor group, as is its backward. y[N_loc,H] += mlp(x). */
+/* Collective on the tensor group, as is its backward. y[N_loc,H] += mlp(x), in two parts or at once:
+ * what is widened, then the product that narrows it. */
+void tr_mlp_forward_begin(const tr_mlp_layer *layer, const tr_pass *pass, tr_saved *saved,
+                          const void *x);
+void tr_mlp_forward_end(const tr_mlp_layer *layer, const tr_pass *pass, const tr_saved *saved,
+                        void *y);
 void tr_mlp_forward(const tr_mlp_layer *layer, const tr_pass *pass, tr_saved *saved, const void *x,
                     void *y);
-/* dx[N_loc,H] = gradient of x. */
+/* A backward between its parts, in scratch. */
+typedef struct {
+    void *dgate, *dup; /* [N,width] */
+} tr_mlp_flight;
+/* dx[N_loc,H] = (add: +=) gradient of x. */
+tr_mlp_flight tr_mlp_backward_begin(const tr_mlp_layer *layer, const tr_pass *pass, tr_saved *saved,
+                                    const void *dy);
+void tr_mlp_backward_end(const tr_mlp_layer *layer, const tr_pass *pass,
+                         const tr_mlp_flight *flight, const void *x, void *dx, bool add);
+/* Without add; scratch is as it was. */
 void tr_mlp_backward(const tr_mlp_layer *layer, const tr_pass *pass, tr_saved *saved, const void *x,
                      const void *dy, void *dx);
 
@@ -105,7 +119,8 @@ void tr_moe_declare(tr_moe_layer *layer, tr_registry *registry, const tr_model_c
 /* A forward or backward between its parts: rows travel to the experts, or back. */
 typedef struct {
     tr_journey rows;
-    void *dx; /* backward */
+    tr_mlp_flight shared; /* backward, as is dx */
+    void *dx;
     tr_arena_mark mark;
 } tr_moe_flight;
 
@@ -116,7 +131,8 @@ void tr_moe_forward_begin(const tr_moe_layer *layer, const tr_pass *pass, tr_sav
                           const void *x, tr_moe_flight *flight);
 void tr_moe_forward_middle(const tr_moe_layer *layer, const tr_pass *pass, tr_saved *saved,
                            const void *x, void *y, tr_moe_flight *flight);
-void tr_moe_forward_end(const tr_pass *pass, tr_saved *saved, void *y, tr_moe_flight *flight);
+void tr_moe_forward_end(const tr_moe_layer *layer, const tr_pass *pass, tr_saved *saved, void *y,
+                        tr_moe_flight *flight);
 void tr_moe_forward(const tr_moe_layer *layer, const tr_pass *pass, tr_saved *saved, const void *x,
                     void *y);
 /* Collective on the expert and tensor groups. dx[N_loc,H] = gradient of x. x = the saved NORM2. */
@@ -124,7 +140,8 @@ void tr_moe_backward_begin(const tr_moe_layer *layer, const tr_pass *pass, tr_sa
                            const void *dy, void *dx, tr_moe_flight *flight);
 void tr_moe_backward_middle(const tr_moe_layer *layer, const tr_pass *pass, tr_saved *saved,
                             tr_moe_flight *flight);
-void tr_moe_backward_end(const tr_pass *pass, tr_saved *saved, void *dx, tr_moe_flight *flight);
+void tr_moe_backward_end(const tr_moe_layer *layer, const tr_pass *pass, tr_saved *saved, void *dx,
+                         tr_moe_flight *flight);
 void tr_moe_backward(const tr_moe_layer *layer, const tr_pass *pass, tr_saved *saved,
                      const void *dy, void *dx);
 

@@ -3,8 +3,9 @@
  *
  * Tensor ranks route their own rows, each among the experts of its own expert group, over which
  * experts are split. With one rank there, rows go straight to the experts and nobody but the device
- * knows how many each gets; with more, rows travel (exchange.h) while the shared expert computes,
- * and what returns are sums over the experts of a rank. */
+ * knows how many each gets; with more, rows travel (exchange.h): there under the first part of the
+ * shared expert, back under its second and, in a backward, the experts' weight gradients. What
+ * returns are sums over the experts of a rank. */
 #include "model/gradient.h"
 #include "model/layers.h"
 
@@ -97,21 +98,28 @@ static void experts_forward(const tr_moe_layer *l, const tr_pass *pass, tr_saved
     grouped(c, saved, y, saved->t[TR_SAVED_ACT_E], l->down, true, rows, 0);
 }
 
-static void experts_backward(const tr_moe_layer *l, const tr_pass *pass, tr_saved *saved,
-                             const void *dy, void *dx) {
+/* The gradient of what they were given, from which those of the weights follow. */
+static tr_mlp_flight experts_backward(const tr_moe_layer *l, const tr_pass *pass, tr_saved *saved,
+                                      const void *dy, void *dx) {
     const tr_env *c = pass->c;
     tr_rows rows = expert_rows(c, saved);
     int64_t I = c->config->moe_intermediate_size;
-    if (tr_lost(saved, TR_SAVED_ACT_E)) activate(pass, saved, rows);
     void *dgate = tr_operand(pass, rows.max * I), *dup = tr_operand(pass, rows.max * I);
-    grouped_weight(pass, saved, l->down, dy, saved->t[TR_SAVED_ACT_E], rows);
     grouped(c, saved, dgate, dy, l->down, false, rows, 0); /* d act, then in place */
     c->kernels->glu_backward(c->stream, c->t, c->config->hidden_act, dgate, dup, dgate,
                              saved->t[TR_SAVED_GATE_E], saved->t[TR_SAVED_UP_E], rows, I);
     grouped(c, saved, dx, dgate, l->gate, false, rows, 0);
     grouped(c, saved, dx, dup, l->up, false, rows, 1);
-    grouped_weight(pass, saved, l->gate, dgate, saved->t[TR_SAVED_XE], rows);
-    grouped_weight(pass, saved, l->up, dup, saved->t[TR_SAVED_XE], rows);
+    return (tr_mlp_flight){dgate, dup};
+}
+
+static void experts_weights(const tr_moe_layer *l, const tr_pass *pass, tr_saved *saved,
+                            const void *dy, const tr_mlp_flight *f) {
+    tr_rows rows = expert_rows(pass->c, saved);
+    if (tr_lost(saved, TR_SAVED_ACT_E)) activate(pass, saved, rows);
+    grouped_weight(pass, saved, l->down, dy, saved->t[TR_SAVED_ACT_E], rows);
+    grouped_weight(pass, saved, l->gate, f->dgate, saved->t[TR_SAVED_XE], rows);
+    grouped_weight(pass, saved, l->up, f->dup, saved->t[TR_SAVED_XE], rows);
 }
 
 /* --- the layer -------------------------------------------------------------------------------- */
@@ -150,7 +158,7 @@ void tr_moe_forward_middle(const tr_moe_layer *l, const tr_pass *pass, tr_saved 
     const tr_env *c = pass->c;
     const tr_stop *s = tr_stop_of_experts(saved);
     void *ye = saved->t[TR_SAVED_YE];
-    if (l->shared.width) tr_mlp_forward(&l->shared, pass, saved, x, y);
+    if (l->shared.width) tr_mlp_forward_begin(&l->shared, pass, saved, x);
     const void *at_hand = tr_go_end(c, saved, &f->rows);
     c->kernels->gather_rows(c->stream, c->t, saved->t[TR_SAVED_XE], f->rows.t, at_hand, s->pair_of,
                             c->config->num_experts_per_tok, NULL, expert_rows(c, saved),
@@ -159,9 +167,11 @@ void tr_moe_forward_middle(const tr_moe_layer *l, const tr_pass *pass, tr_saved 
     if (!pass->recomputing) back_begin(c, saved, ye, s->weight, y, &f->rows);
 }
 
-void tr_moe_forward_end(const tr_pass *pass, tr_saved *saved, void *y, tr_moe_flight *f) {
+void tr_moe_forward_end(const tr_moe_layer *l, const tr_pass *pass, tr_saved *saved, void *y,
+                        tr_moe_flight *f) {
     const tr_env *c = pass->c;
     if (pass->recomputing) return; /* nobody reads the output again */
+    if (l->shared.width) tr_mlp_forward_end(&l->shared, pass, saved, y);
     back_end(c, saved, y, &f->rows);
     /* under recomputation tensors of the experts stay in scratch until the block is done */
     if (c->recompute == TR_RECOMPUTE_NONE) tr_arena_release(c->scratch, f->mark);
@@ -172,18 +182,16 @@ void tr_moe_forward(const tr_moe_layer *l, const tr_pass *pass, tr_saved *saved,
     tr_moe_flight f;
     tr_moe_forward_begin(l, pass, saved, x, &f);
     tr_moe_forward_middle(l, pass, saved, x, y, &f);
-    tr_moe_forward_end(pass, saved, y, &f);
+    tr_moe_forward_end(l, pass, saved, y, &f);
 }
 
 void tr_moe_backward_begin(const tr_moe_layer *l, const tr_pass *pass, tr_saved *saved,
                            const void *dy, void *dx, tr_moe_flight *f) {
     const tr_env *c = pass->c;
     *f = (tr_moe_flight){.rows = tr_go_begin(c, saved, dy), .dx = dx};
-    if (l->shared.width)
-        tr_mlp_backward(&l->shared, pass, saved, saved->t[TR_SAVED_NORM2], dy, dx);
-    else
-        c->device->zero(c->stream, dx,
-                        (size_t)(c->N_loc * c->config->hidden_size) * tr_dtype_bytes(c->t));
+    if (l->shared.width) f->shared = tr_mlp_backward_begin(&l->shared, pass, saved, dy);
+    c->device->zero(c->stream, dx,
+                    (size_t)(c->N_loc * c->config->hidden_size) * tr_dtype_bytes(c->t));
 }
 
 /* The gradient of the routing weights is a product of what arrives at the experts and what they
@@ -204,8 +212,9 @@ void tr_moe_backward_middle(const tr_moe_layer *l, const tr_pass *pass, tr_saved
     bool crosses = tr_exchange_crosses(c->exchange);
     tr_journey weights = {0};
     if (crosses) weights = tr_return_begin(c, saved, dweight_here, k, TR_F32);
-    experts_backward(l, pass, saved, dye, dxe);
+    tr_mlp_flight experts = experts_backward(l, pass, saved, dye, dxe);
     back_begin(c, saved, dxe, NULL, f->dx, &f->rows);
+    experts_weights(l, pass, saved, dye, &experts);
     if (crosses) {
         dweight = tr_scratch(c, c->N_loc * k, TR_F32);
         tr_return_end(c, saved, &weights, TR_F32, dweight, 0);
@@ -213,7 +222,10 @@ void tr_moe_backward_middle(const tr_moe_layer *l, const tr_pass *pass, tr_saved
     tr_router_backward(l, pass, saved, saved->t[TR_SAVED_NORM2], dweight, f->dx);
 }
 
-void tr_moe_backward_end(const tr_pass *pass, tr_saved *saved, void *dx, tr_moe_flight *f) {
+void tr_moe_backward_end(const tr_moe_layer *l, const tr_pass *pass, tr_saved *saved, void *dx,
+                         tr_moe_flight *f) {
+    if (l->shared.width)
+        tr_mlp_backward_end(&l->shared, pass, &f->shared, saved->t[TR_SAVED_NORM2], dx, true);
     back_end(pass->c, saved, dx, &f->rows);
 }
 
@@ -222,5 +234,5 @@ void tr_moe_backward(const tr_moe_layer *l, const tr_pass *pass, tr_saved *saved
     tr_moe_flight f;
     tr_moe_backward_begin(l, pass, saved, dy, dx, &f);
     tr_moe_backward_middle(l, pass, saved, &f);
-    tr_moe_backward_end(pass, saved, dx, &f);
+    tr_moe_backward_end(l, pass, saved, dx, &f);
 }
