@@ -62,8 +62,7 @@ void tr_block_forward_middle(tr_block_flight *f) {
 }
 
 void tr_block_forward_end(tr_block_flight *f) {
-    if (f->block->is_moe)
-        tr_moe_forward_end(&f->block->moe, &f->pass, f->saved, f->out, &f->moe);
+    if (f->block->is_moe) tr_moe_forward_end(&f->block->moe, &f->pass, f->saved, f->out, &f->moe);
     if (f->pass.recomputing) return; /* the backward reads it and releases */
     tr_saved_forget(&f->pass, f->saved);
     tr_arena_release(f->pass.c->scratch, f->mark);

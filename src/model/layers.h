@@ -84,8 +84,8 @@ typedef struct {
 
 void tr_mlp_declare(tr_mlp_layer *layer, tr_registry *registry, const tr_model_config *config,
                     const char *prefix, int64_t width, int stage);
-/* Collective on the tensor group, as is its backward. y[N_loc,H] += mlp(x), in two parts or at once:
- * what is widened, then the product that narrows it. */
+/* Collective on the tensor group, as is its backward. y[N_loc,H] += mlp(x), in two parts or at
+ * once: what is widened, then the product that narrows it. */
 void tr_mlp_forward_begin(const tr_mlp_layer *layer, const tr_pass *pass, tr_saved *saved,
                           const void *x);
 void tr_mlp_forward_end(const tr_mlp_layer *layer, const tr_pass *pass, const tr_saved *saved,
