@@ -5,8 +5,9 @@
  * operation of the host's backends there, and is copied back; parts follow each other, so copies
  * of some hide behind the transfer of others:
  *     filled   its copies to the host are enqueued, behind what the caller had enqueued
- *     begun    they are done, and the host's operation has begun
- *     emptied  that is complete, and the copies to the device are enqueued
+ *     begun    they are done, and the host's operation has begun; at once where nothing leaves
+ *     emptied  that is complete, what the caller had enqueued is done with the buffer, and the
+ *              copies to the device are enqueued
  *     done     these are done
  * The parts' counts only grow, in this order. LANES parts are under way.
  *
@@ -28,7 +29,7 @@ enum { LANES = 3 };
 
 typedef struct {
     tr_staging memory;
-    tr_event *out, *in; /* behind the copies to the host, and to the device */
+    tr_event *out, *in; /* behind the copies to the host (NULL: nothing leaves), to the device */
     tr_request *part;
     bool complete; /* the part has been given back */
 } lane;
@@ -36,7 +37,7 @@ typedef struct {
 struct tr_staged {
     tr_side *side; /* NULL: host memory */
     tr_request *queued_after;
-    tr_event *ready; /* the caller's stream has come to the begin */
+    tr_event *ready; /* the caller's stream has come to the begin; NULL: host memory */
     int64_t piece;   /* elements of a block in one part */
     int64_t parts, filled, begun, emptied, done;
     int64_t send_bytes, recv_bytes; /* of all_to_all */
@@ -119,6 +120,12 @@ static void copy_block(const tr_request *request, const lane *l, tr_range range,
     copy(request, to_host, to_host ? host : device, to_host ? device : host, bytes);
 }
 
+static bool leaves(const tr_request *request) {
+    const tr_work *work = &request->work;
+    return work->kind != TR_WORK_RECV &&
+           (work->kind != TR_WORK_BROADCAST || work->peer == request->comm->rank);
+}
+
 static void copy_out(const tr_request *request, const lane *l, tr_range range) {
     const tr_work *work = &request->work;
     const tr_comm *comm = request->comm;
@@ -127,8 +134,6 @@ static void copy_out(const tr_request *request, const lane *l, tr_range range) {
         copy(request, true, l->memory.at, (const char *)work->send + range.first, range.count);
         break;
     case TR_WORK_BROADCAST:
-        if (work->peer == comm->rank) copy_block(request, l, range, 0, true);
-        break;
     case TR_WORK_ALL_REDUCE:
         copy_block(request, l, range, 0, true);
         break;
@@ -181,7 +186,7 @@ static lane *lane_of(tr_staged *s, int64_t index) {
 }
 
 static bool event_done(const tr_staged *s, tr_event *event) {
-    return !s->side || s->side->device->event_done(event);
+    return !event || s->side->device->event_done(event);
 }
 
 static void fill(tr_request *request) {
@@ -190,8 +195,10 @@ static void fill(tr_request *request) {
     tr_range range = range_of(request, s->filled++);
     if (!s->side) return;
     l->memory = tr_side_take_staging(s->side, (size_t)memory_bytes(request, range.count));
-    l->out = tr_side_take_event(s->side);
     l->in = tr_side_take_event(s->side);
+    l->out = NULL;
+    if (!leaves(request)) return;
+    l->out = tr_side_take_event(s->side);
     copy_out(request, l, range);
     s->side->device->event_record(l->out, s->side->out);
 }
@@ -263,7 +270,7 @@ static bool end_part(tr_request *request) {
     s->done++;
     if (!s->side) return true;
     tr_side_give_staging(s->side, l->memory);
-    tr_side_give_event(s->side, l->out);
+    if (l->out) tr_side_give_event(s->side, l->out);
     tr_side_give_event(s->side, l->in);
     return true;
 }
@@ -318,7 +325,7 @@ static void begin(tr_request *request) {
     if (device) {
         s->ready = tr_side_take_event(s->side);
         device->event_record(s->ready, work->stream);
-        device->stream_wait_event(s->side->out, s->ready);
+        if (leaves(request)) device->stream_wait_event(s->side->out, s->ready);
     }
     move(request);
 }

@@ -148,6 +148,43 @@ static void messages_in_order(tr_comm *world) {
     }
 }
 
+typedef struct {
+    const bool *open;
+} gate;
+
+static bool passes(void *self) {
+    return *((gate *)self)->open;
+}
+
+/* Property: a receive begins at once, and delays no sends, however long its buffer is in use; but
+ * what comes is not copied there before. */
+static void receives_begin_at_once(tr_comm *world) {
+    int rank = tr_comm_rank(world), size = tr_comm_size(world), peer = rank ^ 1;
+    int32_t value = 100 + rank, used = -1, got = 0, word = 0;
+    bool open = false;
+    if (peer >= size) return;
+    device_memory out = device_memory_of(late, streams[0], 4);
+    device_memory in = device_memory_of(late, streams[1], 4);
+    gate *shut = checked_malloc(sizeof *shut);
+    *shut = (gate){&open};
+    device_memory_write(&out, &value, 4, 3);
+    late_enqueue(in.stream, passes, shut);
+    device_memory_write(&in, &used, 4, 3);
+    tr_request *recv = tr_recv_begin(world, in.stream, peer, 1, in.at, 4);
+    tr_end(tr_send_begin(world, out.stream, peer, 1, out.at, 4));
+    tr_request *told = tr_recv_begin(world, NULL, peer, 2, &word, 4);
+    tr_end(tr_send_begin(world, NULL, peer, 2, &value, 4));
+    tr_end(told); /* the peer's send has ended */
+    hurry(world, true);
+    TR_CHECK(!tr_test(recv), "copied into a buffer in use");
+    open = true;
+    tr_end(recv);
+    device_memory_read(&in, &got, 4);
+    device_memory_free(&in);
+    device_memory_free(&out);
+    TR_CHECK(got == 100 + peer, "received %d", got);
+}
+
 /* Property: messages of several parts cross between two ranks that both send first. */
 static void long_messages(tr_comm *world) {
     int rank = tr_comm_rank(world), size = tr_comm_size(world), peer = rank ^ 1;
@@ -224,6 +261,7 @@ static const mpi_case cases[] = {
     {"same_as_host", same_as_host},
     {"collectives_in_order", collectives_in_order},
     {"messages_in_order", messages_in_order},
+    {"receives_begin_at_once", receives_begin_at_once},
     {"long_messages", long_messages},
     {"long_gather", long_gather},
     {"nothing_is_allocated", nothing_is_allocated},
