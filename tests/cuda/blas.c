@@ -17,6 +17,8 @@
 
 #include <cmocka.h>
 
+#include "ends.h"
+
 /* What blas.c needs of device.c. */
 static char fatal_text[300];
 static jmp_buf fatal_exit;
@@ -171,7 +173,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(products_are_the_contracts),
         cmocka_unit_test(one_handle_a_stream),
-        cmocka_unit_test(failures_are_told),
+        ENDING_TEST(failures_are_told),
     };
     tr_cuda_blas(&kernels);
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -17,6 +17,8 @@
 
 #include <cmocka.h>
 
+#include "ends.h"
+
 /* Kernels have tests of their own. */
 void tr_cuda_linear(tr_kernels *k) {
     (void)k;
@@ -410,9 +412,9 @@ int main(void) {
         cmocka_unit_test(orders_streams_by_events),
         cmocka_unit_test(waits_with_others),
         cmocka_unit_test(keeps_work_memory),
-        cmocka_unit_test(memory_runs_out),
+        ENDING_TEST(memory_runs_out),
         cmocka_unit_test(a_launch_fails),
-        cmocka_unit_test(every_call_may_fail),
+        ENDING_TEST(every_call_may_fail),
         cmocka_unit_test(every_call_of_opening_may_fail),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -20,6 +20,8 @@
 
 #include <cmocka.h>
 
+#include "ends.h"
+
 /* Kernels have tests of their own. */
 #define NO_KERNELS(maker)                                                                          \
     void maker(tr_kernels *k) {                                                                    \
@@ -349,6 +351,66 @@ static void the_limit_is_exceeded(void **state) {
     close_fabric();
 }
 
+/* The device gets to none of so many operations: one of another kind first. */
+static tr_fabric_group *begin_many(int count) {
+    tr_fabric_group *g = joined(0, 2);
+    fake_event_polls(1 << 20);
+    nccl->broadcast(g, 0, memory, 4);
+    settle(g);
+    for (int i = 1; i < count; i++) {
+        nccl->all_gather(g, TR_F32, memory, 1);
+        settle(g);
+    }
+    return g;
+}
+
+/* Property: of more operations than are watched at a time the oldest stay, by which the limit goes,
+ * and the last place is the newest's. */
+static void the_oldest_is_late(void **state) {
+    (void)state;
+    open_fabric(0.05, 0);
+    begin_many(12);
+    const char *at = fake_log();
+    for (int i = 1; i <= 12; i++) {
+        char line[32];
+        snprintf(line, sizeof line, "cudaEventRecord e%d s2\n", i < 8 ? i : 8);
+        at = strstr(at, line);
+        if (!at) fail_msg("operation %d: no %s", i, line);
+        at += strlen(line);
+    }
+    assert_null(strstr(at, "cudaEventRecord"));
+    usleep(70000);
+    if (setjmp(fatal_exit) == 0) {
+        tr_nccl_look((tr_fabric *)(uintptr_t)nccl);
+        fail_msg("the limit is not kept");
+    }
+    expect_fatal("broadcast of group data (rank 0 of 2) has not ended", "watchdog_seconds");
+}
+
+/* Property: once the newest has ended nothing is late, and the next is watched like the first. */
+static void a_full_ring_empties(void **state) {
+    (void)state;
+    open_fabric(0.05, 0);
+    tr_fabric_group *g = begin_many(12);
+    fake_event_polls(1);
+    fake_clear();
+    tr_nccl_look((tr_fabric *)(uintptr_t)nccl);
+    for (int i = 1; i <= 8; i++) {
+        char line[32];
+        snprintf(line, sizeof line, "cudaEventQuery e%d\n", i);
+        assert_non_null(strstr(fake_log(), line));
+    }
+    usleep(70000);
+    fake_clear();
+    tr_nccl_look((tr_fabric *)(uintptr_t)nccl);
+    assert_null(strstr(fake_log(), "cudaEventQuery"));
+    nccl->all_gather(g, TR_F32, memory, 1);
+    settle(g);
+    assert_non_null(strstr(fake_log(), "cudaEventRecord e1 s2\n"));
+    leave(g);
+    close_fabric();
+}
+
 /* Property: to begin what must wait is a mistake, and is told. */
 static void too_early(void **state) {
     (void)state;
@@ -388,11 +450,13 @@ int main(void) {
         cmocka_unit_test(messages_are_grouped),
         cmocka_unit_test(waits_for_what_goes_on),
         cmocka_unit_test(many_operations),
-        cmocka_unit_test(every_call_may_fail),
-        cmocka_unit_test(a_peer_is_lost),
-        cmocka_unit_test(the_limit_is_exceeded),
-        cmocka_unit_test(too_early),
-        cmocka_unit_test(the_thread_looks),
+        ENDING_TEST(every_call_may_fail),
+        ENDING_TEST(a_peer_is_lost),
+        ENDING_TEST(the_limit_is_exceeded),
+        ENDING_TEST(the_oldest_is_late),
+        cmocka_unit_test(a_full_ring_empties),
+        ENDING_TEST(too_early),
+        ENDING_TEST(the_thread_looks),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
