@@ -22,6 +22,10 @@
 
 enum { WATCHED = 8 }; /* operations of a stream: the oldest, and the newest */
 
+static const char joining[] = "joining";
+static const char choose_network[] =
+    "NCCL_SOCKET_IFNAME chooses the network, NCCL_DEBUG=INFO tells more";
+
 typedef struct {
     const char *what;
     double since;
@@ -85,7 +89,9 @@ static void fail(tr_fabric_group *g, const char *what, const char *format, ...) 
 static void fail_with(tr_fabric_group *g, const char *what, ncclResult_t result) {
     const char *detail = g->comm ? ncclGetLastError(g->comm) : "";
     const char *remedy = "NCCL_DEBUG=INFO tells more";
-    if (result == ncclRemoteError || result == ncclSystemError)
+    if (what == joining)
+        remedy = choose_network;
+    else if (result == ncclRemoteError || result == ncclSystemError)
         remedy = "a rank or a connection is gone, see the other ranks' messages; NCCL_DEBUG=INFO "
                  "tells more";
     fail(g, what, "failed: %s%s%s; %s", ncclGetErrorString(result), detail && *detail ? ": " : "",
@@ -191,10 +197,8 @@ static void make_id(const tr_fabric *fabric, void *id) {
     ncclUniqueId made;
     ncclResult_t result = ncclGetUniqueId(&made);
     if (result != ncclSuccess)
-        tr_cuda_fatal(f->device,
-                      "NCCL: ncclGetUniqueId failed: %s; NCCL_SOCKET_IFNAME chooses the "
-                      "network, NCCL_DEBUG=INFO tells more",
-                      ncclGetErrorString(result));
+        tr_cuda_fatal(f->device, "NCCL: ncclGetUniqueId failed: %s; %s", ncclGetErrorString(result),
+                      choose_network);
     memcpy(id, &made, sizeof made);
 }
 
@@ -210,7 +214,7 @@ static tr_fabric_group *join(const tr_fabric *fabric, const void *id, int rank, 
     ncclUniqueId unique;
     config.blocking = 0;
     memcpy(&unique, id, sizeof unique);
-    start(g, "joining", false);
+    start(g, joining, false);
     check(g, ncclCommInitRankConfig(&g->comm, size, unique, rank, &config));
     pthread_mutex_lock(&f->lock);
     g->next = f->groups;

@@ -52,9 +52,10 @@ typedef struct {
 
 extern const tr_backend tr_backend_fabric, tr_backend_staged, tr_backend_shared, tr_backend_mpi;
 
-typedef struct tr_staged tr_staged; /* staged.c */
-typedef struct tr_link tr_link;     /* fabric.c */
-typedef struct tr_side tr_side;     /* side.c */
+typedef struct tr_staged tr_staged;     /* staged.c */
+typedef struct tr_link tr_link;         /* fabric.c */
+typedef struct tr_expected tr_expected; /* expect.c */
+typedef struct tr_side tr_side;         /* side.c */
 
 /* fabric.c: where a request of a link is, and what the ranks of a pair tell each other of it. */
 typedef enum { TR_LINK_BEGUN, TR_LINK_ANNOUNCED, TR_LINK_ISSUED } tr_link_state;
@@ -152,6 +153,7 @@ struct tr_comm {
     tr_sent sent;
     tr_request *staged_first, *staged_last; /* staged: parts of theirs have not begun */
     tr_link *links;                         /* fabric */
+    tr_expected *expected;                  /* of the fabric, and not yet tried */
     /* shared: NULL lines unless the ranks of every node map each other's memory */
     tr_memory *lines_memory;
     tr_shared_line **lines;               /* [node_size] */
@@ -188,6 +190,8 @@ static inline tr_device *tr_work_device(const tr_work *work) {
 void tr_staged_free(tr_staged *staged);
 /* fabric.c. Collective on comm. Leaves the groups on the device; NULL: on any. */
 void tr_links_free(tr_comm *comm, const tr_device *device);
+/* expect.c. Local. Forgets what is expected on the device; NULL: on any. */
+void tr_expected_free(tr_comm *comm, const tr_device *device);
 
 /* side.c: what operations keep of a device between them. All local. */
 typedef struct {

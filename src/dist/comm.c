@@ -101,6 +101,7 @@ void tr_comm_free(tr_comm *comm) {
     if (comm->in_flight != 0)
         tr_abort("a communicator is freed with %lld operations in flight: tr_end them first",
                  (long long)comm->in_flight);
+    tr_expected_free(comm, NULL);
     tr_links_free(comm, NULL);
     tr_comm **link = &comm->runtime->comms;
     while (*link != comm) link = &(*link)->next;
@@ -128,8 +129,10 @@ void tr_comm_free(tr_comm *comm) {
 }
 
 void tr_comm_leave_device(tr_comm *world, tr_device *device) {
-    for (tr_comm *comm = world->runtime->comms; comm; comm = comm->next)
+    for (tr_comm *comm = world->runtime->comms; comm; comm = comm->next) {
+        tr_expected_free(comm, device);
         tr_links_free(comm, device);
+    }
     tr_side_free(world->runtime, device);
 }
 

@@ -44,6 +44,17 @@ void tr_comm_free(tr_comm *comm); /* NULL-safe. Collective on comm. */
 
 /* Local. A literal, for messages: what the group is. */
 void tr_comm_set_name(tr_comm *comm, const char *name);
+/* Local, the same on all ranks that it names. Operations on the device's memory will follow: on
+ * blocks of buffers (all collectives but the next), all_to_all between ranks for which `to` and
+ * `from` are not 0 ([size], read before it returns), messages with `peer`. Where the device has no
+ * fabric, nothing is. */
+void tr_comm_expect_blocks(tr_comm *comm, tr_device *device);
+void tr_comm_expect_rows(tr_comm *comm, tr_device *device, const int64_t *to, const int64_t *from);
+void tr_comm_expect_messages(tr_comm *comm, tr_device *device, int peer);
+/* Collective on the world. Joins and tries what is expected, so that a fabric that does not work
+ * ends the job here, and no later operation waits for that. Returns once all ranks have. What was
+ * not expected joins when it is first used. */
+void tr_comm_join(tr_comm *world, tr_device *device);
 /* Collective on the ranks that have used the device together, which have nothing in flight on it.
  * Gives back what operations on a device's memory
  * keep of it; before it is destroyed. */

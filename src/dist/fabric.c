@@ -2,10 +2,11 @@
  *
  * A link is some ranks of a communicator that have joined as a group of the fabric, with a stream
  * of its own: all ranks, for collectives, and each pair, for messages. It joins when it is first
- * used: its first rank makes the id, and MPI carries it. A request waits in the link's queue until
- * the link has joined and what it began before is in the stream; it is complete, for tr_test, once
- * it is in the stream itself, and tr_end makes the caller's stream wait for it. So the host does
- * not wait for transfers, and what goes on at the same time is up to the streams.
+ * used, for which expect.c cares early: its first rank makes the id, and MPI carries it. A request
+ * waits in the link's queue until the link has joined and what it began before is in the stream; it
+ * is complete, for tr_test, once it is in the stream itself, and tr_end makes the caller's stream
+ * wait for it. So the host does not wait for transfers, and what goes on at the same time is up to
+ * the streams.
  *
  * Collectives go to the stream in the order in which they were begun, behind the caller's work.
  *

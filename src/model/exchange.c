@@ -143,6 +143,8 @@ tr_exchange *tr_exchange_create(const tr_grid *grid, tr_device *device, int64_t 
         make_hierarchical(x, &l, place);
     else if (l.size > 1)
         make_flat(x, &l, place);
+    for (const hop *h = x->hop; h < x->hop + x->hops; h++)
+        tr_comm_expect_rows(h->comm, device, h->to, h->from);
     free(place);
     return x;
 }

@@ -69,6 +69,13 @@ static tr_packing make_packing(const tr_env *c, tr_arena *arena, int64_t tensors
     return x;
 }
 
+/* Of the ring too, in which each may have to do with each. */
+static void expect(const tr_env *c) {
+    tr_comm *heads = c->grid->comm[TR_GROUP_HEADS], *ring = c->grid->comm[TR_GROUP_RING];
+    if (exchanged(c)) tr_comm_expect_rows(heads, c->device, c->one_each, c->one_each);
+    for (int r = 0; r < c->cut.rings; r++) tr_comm_expect_messages(ring, c->device, r);
+}
+
 void tr_heads_open(tr_env *c, tr_arena *arena) {
     tr_sequence *x = &c->cut;
     c->offers = calloc((size_t)x->rings, sizeof(tr_request *));
@@ -76,6 +83,7 @@ void tr_heads_open(tr_env *c, tr_arena *arena) {
     if (!c->offers || !c->one_each) abort();
     for (int i = 0; i < x->heads; i++) c->one_each[i] = 1;
     if (x->size == 1) return;
+    expect(c);
     if (exchanged(c)) c->packing[0] = make_packing(c, arena, 1, x->heads);
     c->packing[1] = make_packing(c, arena, 2, c->Hkv / c->Akv);
 }

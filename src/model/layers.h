@@ -146,7 +146,9 @@ void tr_moe_backward(const tr_moe_layer *layer, const tr_pass *pass, tr_saved *s
                      const void *dy, void *dx);
 
 /* The router's part of it (router.c): scores, balance losses, who goes where.
+ * open: local, before any. Says which groups it will use.
  * forward: PROB, RLSE, INDEX, WEIGHT from x, stats, and the way of the rows. */
+void tr_router_open(const tr_env *c);
 void tr_router_forward(const tr_moe_layer *layer, const tr_pass *pass, tr_saved *saved,
                        const void *x);
 /* dx[N_loc,H] += through the router, from dweight[N_loc,k]; with the balance losses. */

@@ -220,6 +220,7 @@ void tr_model_shape(tr_model *model, int64_t slots, int64_t B, int64_t S) {
     model->persistent = tr_arena_create(&c->device->allocator, CHUNK);
     positions(model);
     tr_heads_open(c, model->persistent);
+    tr_router_open(c);
     model->slots = calloc((size_t)slots, sizeof *model->slots);
     if (!model->slots) abort();
     model->nslots = slots;

@@ -293,8 +293,13 @@ tr_status tr_registry_seal(tr_registry *r, const tr_grid *grid, const tr_registr
     if (!device) return TR_OK;
     r->device = device;
     TR_TRY(tr_agree(grid->comm[TR_GROUP_WORLD], check_room(r, grid)));
-    for (int i = 0; i < TR_SPACES; i++)
-        if (r->space[i].elems > 0) allocate(r, &r->space[i]);
+    for (int i = 0; i < TR_SPACES; i++) {
+        if (r->space[i].elems == 0) continue;
+        allocate(r, &r->space[i]);
+        tr_comm_expect_blocks(r->space[i].comm, device);
+    }
+    if (r->space[TR_SPACE_TIED].elems > 0)
+        tr_comm_expect_blocks(grid->comm[TR_GROUP_EMBEDDING], device);
     for (int64_t i = 0; i < r->count; i++) point(r, &r->params[i]);
     r->squares = tr_allocator_take(&device->allocator, squares_bytes(r), "norms of gradients");
     if (!r->squares) tr_abort("%s", tr_error_message());

@@ -151,6 +151,12 @@ static const int32_t *limit(const tr_env *c, const int32_t *index, const float *
     return parts + c->grid->at.c * c->N * k + first;
 }
 
+void tr_router_open(const tr_env *c) {
+    if (c->config->num_experts == 0 || c->config->expert_capacity_factor <= 0) return;
+    tr_comm_expect_blocks(c->grid->comm[TR_GROUP_TENSOR], c->device);
+    tr_comm_expect_blocks(c->grid->comm[TR_GROUP_CONTEXT], c->device);
+}
+
 void tr_router_forward(const tr_moe_layer *l, const tr_pass *pass, tr_saved *saved, const void *x) {
     tr_env *c = pass->c;
     const tr_model_config *m = c->config;

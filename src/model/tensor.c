@@ -43,6 +43,7 @@ void tr_tensor_open(tr_env *c) {
     if (alone(c)) return;
     c->tensor.rows = tr_comm_alloc_on(group(c), c->device, buffer_bytes(c, c->t));
     c->tensor.partial = tr_comm_alloc_on(group(c), c->device, buffer_bytes(c, TR_F32));
+    tr_comm_expect_blocks(group(c), c->device);
 }
 
 void tr_tensor_close(tr_env *c) {

@@ -151,9 +151,11 @@ tr_status tr_job_open_data(tr_job *job) {
 
 tr_status tr_job_open_pipeline(tr_job *job) {
     const tr_config *c = job->config;
-    return tr_pipeline_create(job->model, job->grid, c, job->micro_batches,
+    TR_TRY(tr_pipeline_create(job->model, job->grid, c, job->micro_batches,
                               c->training.micro_batch_size, c->data.sequence_length,
-                              &job->pipeline);
+                              &job->pipeline));
+    tr_comm_join(job->world, job->device);
+    return TR_OK;
 }
 
 void tr_job_destroy(tr_job *job) {

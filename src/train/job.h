@@ -34,7 +34,8 @@ tr_status tr_job_create(const tr_config *config, tr_comm *world, bool plan_only,
 tr_status tr_job_open_data(tr_job *job);
 /* Local. Instead: job->train draws its samples. */
 tr_status tr_job_open_synthetic(tr_job *job);
-/* Local, after tr_job_create. Slots and schedule for training. */
+/* Collective on world, after tr_job_create. Slots and schedule for training; the device's groups
+ * have joined. */
 tr_status tr_job_open_pipeline(tr_job *job);
 void tr_job_destroy(tr_job *job); /* Collective on world. NULL-safe */
 /* Local. Computes with this job's threads from now on, where a process holds two jobs in turn. */

@@ -28,6 +28,15 @@ static tr_schedule_shape shape_of(const tr_config *config, int64_t m, bool forwa
                                .forward_only = forward_only};
 }
 
+/* Those that training's actions name; evaluation's are among them. */
+static void expect(const tr_pipeline *p) {
+    tr_device *device = tr_stream_device(tr_model_stream(p->model));
+    for (int64_t i = 0; i < p->train.count; i++) {
+        const tr_action *a = &p->train.actions[i];
+        if (!tr_action_computes(a->kind)) tr_comm_expect_messages(p->comm, device, a->peer);
+    }
+}
+
 tr_status tr_pipeline_create(tr_model *model, const tr_grid *grid, const tr_config *config,
                              int64_t m, int64_t B, int64_t S, tr_pipeline **pipeline_p) {
     tr_schedule_shape shape = shape_of(config, m, false);
@@ -54,6 +63,7 @@ tr_status tr_pipeline_create(tr_model *model, const tr_grid *grid, const tr_conf
     p->sending_gradient = p->sending_output + p->slots;
     p->receiving = p->sending_gradient + p->slots;
     tr_model_shape(model, p->slots, B, S);
+    expect(p);
     *pipeline_p = p;
     return TR_OK;
 }

@@ -2,6 +2,7 @@
  * Floor: tests. */
 #pragma once
 #include <cuda_runtime_api.h>
+#include <stdbool.h>
 
 /* Forgets everything: no calls, one device, a driver of the runtime's version, nothing fails. */
 void fake_reset(void);
@@ -18,6 +19,8 @@ void fake_event_polls(int polls);
 /* All calls since the last fake_clear, one a line: "cudaMemcpyAsync m2 m1 64 to-device s1".
  * Memory, streams and events have numbers in the order of their making; "h" is other memory. */
 const char *fake_log(void);
+/* Whether what is asked again and again, events, streams and states, is in the log. It is. */
+void fake_log_questions(bool on);
 void fake_clear(void); /* the log alone */
 int fake_calls(void);  /* lines in it */
 

@@ -1,7 +1,7 @@
 /* Properties of operations through a device's fabric, beyond those of comm.c (test_comm_device):
- * links are made when they are used, messages find each other by tag whatever the order and wait in
- * no circle, what moves at the same time moves together. The fabric stands on MPI and promises no
- * more than NCCL. `fails`, `lengths` end the job. */
+ * links are made when they are used, or before, messages find each other by tag whatever the order
+ * and wait in no circle, what moves at the same time moves together. The fabric stands on MPI and
+ * promises no more than NCCL. `fails`, `lengths` end the job. */
 #include "dist/backend.h"
 #include "tests/dist/device_memory.h"
 #include "tests/dist/mpi_check.h"
@@ -66,6 +66,50 @@ static void links_are_lazy(tr_comm *world) {
     int64_t joined = mpi_fabric_count(fabric).groups_now;
     tr_comm_free(comm);
     TR_CHECK(joined - mpi_fabric_count(fabric).groups_now == 1 + (rank < 2), "all left");
+}
+
+/* Property: what is expected has joined and been tried when tr_comm_join returns, once each, and
+ * its first operation joins nothing; what is expected and not joined is forgotten with its group.
+ */
+static void expected_join_early(tr_comm *world) {
+    int rank = tr_comm_rank(world), size = tr_comm_size(world), other = (rank + 1) % size;
+    int64_t ones[64];
+    for (int r = 0; r < size; r++) ones[r] = 1;
+    tr_comm *all = tr_comm_split(world, 0, rank), *pairs = tr_comm_split(world, rank / 2, rank);
+    tr_comm *none = tr_comm_split(world, 0, rank);
+    for (int i = 0; i < 2; i++) {
+        tr_comm_expect_rows(all, device, ones, ones);
+        for (int r = size - 1; r >= 0; r--) tr_comm_expect_messages(all, device, r);
+        tr_comm_expect_blocks(pairs, device);
+    }
+    mpi_fabric_counts before = mpi_fabric_count(fabric), joined, used;
+    tr_comm_join(world, device);
+    joined = mpi_fabric_count(fabric);
+    TR_CHECK(joined.joined - before.joined == 1 + (size - 1) + (tr_comm_size(pairs) > 1),
+             "%lld joined", (long long)(joined.joined - before.joined));
+    TR_CHECK(joined.collectives - before.collectives == (tr_comm_size(pairs) > 1), "blocks tried");
+    TR_CHECK(joined.messages - before.messages == 2 * (size - 1) + 2 * size, "%lld messages tried",
+             (long long)(joined.messages - before.messages));
+    device_memory out = with(streams[1], size, rank, 0), in = with(streams[1], size, -1, 0);
+    tr_request *sent = send(all, other, 1, &out);
+    tr_end(receive(all, (rank + size - 1) % size, 1, &in));
+    tr_end(sent);
+    expect(&in, size, (rank + size - 1) % size, "after the trial");
+    tr_end(tr_all_to_all_begin(all, out.stream, out.at, ones, in.at, ones, 4));
+    tr_end(tr_all_gather_begin(pairs, out.stream, TR_I32, out.at, 1));
+    used = mpi_fabric_count(fabric);
+    TR_CHECK(used.joined == joined.joined, "an operation joins %lld",
+             (long long)(used.joined - joined.joined));
+    tr_comm_join(world, device);
+    used = mpi_fabric_count(fabric);
+    TR_CHECK(used.joined == joined.joined, "joined twice");
+    device_memory_free(&out);
+    device_memory_free(&in);
+    tr_comm_expect_blocks(none, device);
+    tr_comm_free(all);
+    tr_comm_free(pairs);
+    tr_comm_free(none);
+    TR_CHECK(mpi_fabric_count(fabric).groups_now == before.groups_now, "all left");
 }
 
 /* Property: in a circle all may send first, and keep what comes waiting: nobody waits for ever. */
@@ -270,6 +314,7 @@ static void lengths(tr_comm *world) {
 
 static const mpi_case cases[] = {
     {"links_are_lazy", links_are_lazy},
+    {"expected_join_early", expected_join_early},
     {"circle", circle},
     {"crossed_tags", crossed_tags},
     {"offers", offers},
@@ -286,6 +331,7 @@ int main(int argc, char **argv) {
     device = late_device_of(late);
     fabric = mpi_fabric_create(late);
     for (int i = 0; i < 2; i++) streams[i] = device->stream_create(device);
+    device->stream = streams[0];
     if (argc > 1) {
         (strcmp(argv[1], "fails") == 0 ? fails : lengths)(world);
         return 0;
