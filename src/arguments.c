@@ -1,5 +1,6 @@
 /* arguments.c - reads the command line with argp. Floor: main. */
 #include "commands.h"
+#include "version.h"
 
 #include "base/log.h"
 
@@ -285,7 +286,7 @@ tr_status tr_arguments_read(int argc, char **argv, const tr_command **command_p,
     if (argc < 2) return tr_fail(TR_ERR_USAGE, "no command; trireme --help lists them");
     const char *name = argv[1];
     if (!strcmp(name, "--version") || !strcmp(name, "-V")) {
-        tr_say("trireme %s", TR_VERSION);
+        tr_say("trireme %s%s%s", TR_VERSION, *tr_commit ? ", commit " : "", tr_commit);
         return TR_OK;
     }
     if (!strcmp(name, "--help") || !strcmp(name, "-h") || !strcmp(name, "help"))

@@ -42,7 +42,11 @@ def test_no_gpu_no_build(tmp_path):
     (tmp_path / "clone/launch").mkdir(parents=True)
     shutil.copy(SCRIPT, tmp_path / "clone/launch")
     said = check(tmp_path, code=66, script=str(tmp_path / "clone/launch/gpu-check"))
-    assert "no build here: cmake --preset cuda" in said and "--pack DIR" in said
+    assert "no build here: cmake --preset cuda && cmake --build --preset cuda;" in said
+    assert "--pack DIR" in said
+    said = check(tmp_path, "--device", "simt", code=66,
+                 script=str(tmp_path / "clone/launch/gpu-check"))
+    assert "no build here: cmake --preset release && cmake --build --preset release;" in said
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine/file").write_text("mine")
     assert "name an empty folder" in check(tmp_path, "--pack", str(tmp_path / "mine"), code=64)
@@ -65,7 +69,8 @@ def test_failing_and_hanging_steps(tmp_path):
         "tests/test_kernels_moe": "# TRIREME_TEST_MAKERS\necho 'x is off by 0.5'; exit 1",
         "tests/test_kernels_router": "# TRIREME_TEST_MAKERS\necho '  simt skipped: no module'",
         "trireme": "case $* in *tiny-dense*) sleep 60 ;; bench*) echo out of memory: 5; exit 70 ;;"
-                   " esac; echo error: broken; exit 70"})
+                   " --version) echo trireme 9, commit abc; exit ;; esac; echo error: broken;"
+                   " exit 70"})
     said = check(tmp_path, "--device", "simt", "--seconds", "20", code=70,
                  TRIREME_BUILD=str(build))
     found = results(tmp_path)
@@ -77,12 +82,15 @@ def test_failing_and_hanging_steps(tmp_path):
     assert "not done within" in found["dense training, fp32"][1]
     assert found["MoE training, fp32"] == ("skipped", "no time left of 20 s")
     assert "2 failed; report: gpu-check.md" in said
+    assert "the emulator (no GPU), trireme 9, commit abc, at most 20 s" in said
+    assert "\n\ntrireme 9, commit abc, 2" in (tmp_path / "gpu-check.md").read_text()
     build = fake_build(tmp_path)
     (build / "tests/test_kernels_moe").unlink()
     (build / "tests/test_kernels_router").unlink()
     check(tmp_path, "--device", "simt", code=70, TRIREME_BUILD=str(build))
     assert results(tmp_path)["MoE training, fp32"][0] == "FAILED"
     assert results(tmp_path)["steps of GPT-2 124M"][0] == "FAILED"
+    assert "\n\na build of unknown version, 2" in (tmp_path / "gpu-check.md").read_text()
 
 
 def all_passed(folder):
