@@ -157,8 +157,8 @@ def batch(machine, *words, code=0, **env):
     for name in ("srun", "mpirun"):
         machine.program(name, "#!/bin/sh\n" + f'echo "{name} $*"\n')
     machine.program("squeue", "#!/bin/sh\necho COMPLETING\n")
-    job = dict(SLURM_JOB_ID="7", SLURM_NTASKS="4", SLURM_JOB_NUM_NODES="2", TRIREME="./trireme",
-               SLURM_JOB_NODELIST="n[1-2]", **env)
+    job = dict(SLURM_JOB_ID="7", SLURM_NTASKS="4", SLURM_JOB_NUM_NODES="2",
+               SLURM_JOB_NODELIST="n[1-2]", **{"TRIREME": "./trireme", **env})
     if not (machine.path / "launch").exists():
         (machine.path / "launch").symlink_to(ROOT / "launch")
     done = machine.call("bash", "launch/slurm.sbatch", *words, code=code, **job)
@@ -169,7 +169,7 @@ def test_slurm_gpus(machine):
     said = batch(machine, "x.yaml", SLURM_GPUS_ON_NODE="2", SLURM_NTASKS_PER_NODE="2")
     assert ("srun --mpi=pmix --kill-on-bad-exit=1 --distribution=block:block "
             "./trireme train x.yaml --set run.device=cuda\n") in said
-    assert "4 ranks on n[1-2], 2 GPUs a node, by srun" in said
+    assert "4 ranks of ./trireme on n[1-2], 2 GPUs a node, by srun" in said
     said = batch(machine, "x.yaml", "--set", "run.device=simt", SLURM_GPUS_ON_NODE="2",
                  TRIREME_LAUNCHER="mpirun")
     assert "mpirun ./trireme train x.yaml --set run.device=simt\n" in said
@@ -180,7 +180,23 @@ def test_slurm_gpus(machine):
 def test_slurm_without_gpus(machine):
     said = batch(machine, "x.yaml")
     assert "srun --mpi=pmix --kill-on-bad-exit=1 ./trireme train x.yaml\n" in said
-    assert "4 ranks on n[1-2], by srun" in said
+    assert "4 ranks of ./trireme on n[1-2], by srun" in said
+
+
+def test_slurm_chooses_the_build(machine):
+    """That with a module for GPUs where it is there and the job has some; or what it is told."""
+    gpus = dict(SLURM_GPUS_ON_NODE="2", SLURM_NTASKS_PER_NODE="2")
+    (machine.path / "build").mkdir()
+    machine.program("build/trireme", RECORD)
+    assert "=1 build/trireme train x.yaml\n" in batch(machine, "x.yaml", TRIREME="")
+    assert " build/trireme train x.yaml --set run" in batch(machine, "x.yaml", TRIREME="", **gpus)
+    (machine.path / "build-cuda").mkdir()
+    machine.program("build-cuda/trireme", RECORD)
+    said = batch(machine, "x.yaml", TRIREME="", **gpus)
+    assert " build-cuda/trireme train x.yaml --set run.device=cuda\n" in said
+    assert "4 ranks of build-cuda/trireme on" in said
+    assert " ./trireme train x.yaml --set run" in batch(machine, "x.yaml", **gpus)
+    assert "=1 build/trireme train x.yaml\n" in batch(machine, "x.yaml", TRIREME="")
 
 
 def test_tasks_see_all_gpus(machine):

@@ -50,7 +50,7 @@ class Launch(unittest.TestCase):
             self.assertEqual(done.returncode, 64, (words, done))
             self.assertIn(text, done.stderr)
 
-        refused("sbatch launch/slurm.sbatch CONFIG", "bash", "launch/slurm.sbatch", "x.yaml")
+        refused("sbatch launch/slurm.sbatch CONFIG", "launch/slurm.sbatch", "x.yaml")
         with tempfile.TemporaryDirectory() as folder:
             hosts = pathlib.Path(folder) / "hosts"
 
@@ -68,6 +68,7 @@ class Launch(unittest.TestCase):
         self.assertTrue(scripts)
         for script in ("slurm.sbatch", "gpu-check"):
             run("bash", "-n", str(ROOT / "launch" / script))
+            self.assertTrue(os.access(ROOT / "launch" / script, os.X_OK), script)
         for script in scripts:
             for shell in SHELLS:
                 run(shell, "-n", str(script))
