@@ -155,7 +155,7 @@ static void failures_are_told(void **state) {
                                         "cublasSetMathMode", "cublasGemmEx"};
     float x = 1;
     tr_gemm g = {1, 1, 1, &x, &x, &x, 1, 1, 1, false, false, TR_F32, TR_F32, 0};
-    for (size_t i = 0; i < sizeof calls / sizeof *calls; i++) {
+    for (volatile size_t i = 0; i < sizeof calls / sizeof *calls; i++) {
         static tr_stream s;
         s = stream_of(1);
         fake_reset();
