@@ -6,7 +6,9 @@
  * the order of the head dimension, as delta's do (attention.cu). Shared memory bounds it: 4 loads
  * of 16 bytes for 16 FMA in the scores. For checking and for models that must have fp32; bf16 has
  * the fast kernels. Shared memory at D = 64, 128, 256: 31, 56, 105 KB forward, 45, 78, 143 KB
- * backward. 74 to 134 registers, at most 48 bytes of them spilled.
+ * backward. ptxas 13.0, no spills: 112 to 128 registers (two blocks a multiprocessor), backward at
+ * D = 256, of which shared memory lets one block in, 152 to 186. Without a number of blocks in the
+ * launch bounds ptxas aims at more of them, and spills for it.
  * Not measured on a card yet. */
 #include "kernels/cuda/attention.cuh"
 
@@ -67,6 +69,20 @@ DEVFN void add_rows(float (*sum)[D / 16], const float *pairs, const float *seen,
     }
 }
 
+/* Which of this thread's pairs see each other, from row and column on: bit 2 r + c. The rows are
+ * queries, or the keys. One after the other: a remainder of 64 bits (dilation) is a call. */
+template <bool ROWS_ARE_KEYS>
+DEVFN unsigned seen_pairs(const tr_attention *a, int b, int row, int column) {
+    unsigned seen = 0;
+#pragma unroll 1
+    for (int bit = 0; bit < 4; bit++) {
+        int r = row + bit / 2, c = column + bit % 2 * 16;
+        int query = ROWS_ARE_KEYS ? c : r, key = ROWS_ARE_KEYS ? r : c;
+        if (sees(a, keys_of(a, b, query), place_of(a, query), key)) seen |= 1u << bit;
+    }
+    return seen;
+}
+
 /* The largest, or the sum, of a row's 16 threads. */
 DEVFN float row_max(float x) {
     for (int step = 8; step > 0; step /= 2) x = fmaxf(x, __shfl_xor_sync(~0u, x, step));
@@ -78,17 +94,17 @@ DEVFN float row_sum(float x) {
 }
 
 /* A row's scores of one tile become probabilities relative to the new maximum. */
-DEVFN void soften(float s[2], const bool seen[2], float *m, float *l, float *shrink_p) {
+DEVFN void soften(float s[2], unsigned seen, float *m, float *l, float *shrink_p) {
     float top = *m;
 #pragma unroll
     for (int c = 0; c < 2; c++)
-        if (seen[c]) top = fmaxf(top, s[c]);
+        if (seen >> c & 1) top = fmaxf(top, s[c]);
     top = row_max(top);
     float base = top == -INFINITY ? 0 : top, sum = 0;
 #pragma unroll
     for (int c = 0; c < 2; c++) {
-        s[c] = seen[c] ? exp2f((s[c] - base) * LOG2_E) : -1;
-        if (seen[c]) sum += s[c];
+        s[c] = seen >> c & 1 ? exp2f((s[c] - base) * LOG2_E) : -1;
+        if (seen >> c & 1) sum += s[c];
     }
     *shrink_p = exp2f((*m - base) * LOG2_E);
     *l = *l * *shrink_p + row_sum(sum);
@@ -96,7 +112,7 @@ DEVFN void soften(float s[2], const bool seen[2], float *m, float *l, float *shr
 }
 
 /* Block x: query tile; y: query head; z: sequence. */
-template <int D> __global__ void __launch_bounds__(256) forward_kernel(attention_call call) {
+template <int D> __global__ void __launch_bounds__(256, 2) forward_kernel(attention_call call) {
     SIMT_DYN_SMEM(float, q);
     float *k = q + SIDE * (D + 4), *v = k + SIDE * (D + 4), *pairs = v + SIDE * (D + 4);
     const tr_attention *a = &call.a;
@@ -107,25 +123,21 @@ template <int D> __global__ void __launch_bounds__(256) forward_kernel(attention
 #pragma unroll
     for (int c = 0; c < D / 16; c++) o[0][c] = o[1][c] = 0;
     interval span = span_of<SIDE>(a, b, i);
-    int j = next_keys<SIDE>(a, b, i, span.begin / SIDE * SIDE, span.end, SIDE, &view);
+    int j = span.begin / SIDE * SIDE - SIDE;
     load_rows<D>(q, a->q, q_at(a, b, i, h), a->q_row, rows_left(a->Sq, i), a->Dqk);
-    for (; j < span.end; j = next_keys<SIDE>(a, b, i, j + SIDE, span.end, SIDE, &view)) {
+    while ((j = next_keys<SIDE>(a, b, i, j + SIDE, span.end, SIDE, &view)) < span.end) {
         int rows = rows_left(a->Sk, j);
         load_rows<D>(k, a->k, k_at(a, b, j, hk), a->k_row, rows, a->Dqk);
         load_rows<D>(v, a->v, v_at(a, b, j, hk), a->v_row, rows, a->Dv);
         SYNCTHREADS();
         float s[2][2], slope, shrink;
+        unsigned seen = seen_pairs<false>(a, b, i + row, j + column);
         dots_of<D>(s, q, k);
 #pragma unroll
         for (int r = 0; r < 2; r++) {
-            interval keys = keys_of(a, b, i + row + r);
-            bool seen[2];
 #pragma unroll
-            for (int c = 0; c < 2; c++) {
-                s[r][c] = score_of(a, s[r][c], &slope);
-                seen[c] = sees(a, keys, place_of(a, i + row + r), j + column + 16 * c);
-            }
-            soften(s[r], seen, &m[r], &l[r], &shrink);
+            for (int c = 0; c < 2; c++) s[r][c] = score_of(a, s[r][c], &slope);
+            soften(s[r], seen >> 2 * r, &m[r], &l[r], &shrink);
 #pragma unroll
             for (int c = 0; c < D / 16; c++) o[r][c] *= shrink;
 #pragma unroll
@@ -160,7 +172,8 @@ DEVFN void gradient_of(const tr_attention *a, bool seen, float sum, float dp, fl
 }
 
 /* Block x: query tile; y: query head; z: sequence. */
-template <int D> __global__ void __launch_bounds__(256) dq_kernel(attention_call call) {
+template <int D>
+__global__ void __launch_bounds__(256, D > 128 ? 1 : 2) dq_kernel(attention_call call) {
     SIMT_DYN_SMEM(float, q);
     float *dout = q + SIDE * (D + 4), *k = dout + SIDE * (D + 4), *v = k + SIDE * (D + 4);
     float *p = v + SIDE * (D + 4), *ds = p + SIDE * PAIR_ROW;
@@ -178,26 +191,22 @@ template <int D> __global__ void __launch_bounds__(256) dq_kernel(attention_call
             delta[r] = call.delta[((int64_t)b * a->Hq + h) * a->Sq + i + row + r];
         }
     interval span = span_of<SIDE>(a, b, i);
-    int j = next_keys<SIDE>(a, b, i, span.begin / SIDE * SIDE, span.end, SIDE, &view);
+    int j = span.begin / SIDE * SIDE - SIDE;
     load_rows<D>(q, a->q, q_at(a, b, i, h), a->q_row, rows_left(a->Sq, i), a->Dqk);
     load_rows<D>(dout, a->dout, dout_at(a, b, i, h), a->dout_row, rows_left(a->Sq, i), a->Dv);
-    for (; j < span.end; j = next_keys<SIDE>(a, b, i, j + SIDE, span.end, SIDE, &view)) {
+    while ((j = next_keys<SIDE>(a, b, i, j + SIDE, span.end, SIDE, &view)) < span.end) {
         int rows = rows_left(a->Sk, j);
         load_rows<D>(k, a->k, k_at(a, b, j, hk), a->k_row, rows, a->Dqk);
         load_rows<D>(v, a->v, v_at(a, b, j, hk), a->v_row, rows, a->Dv);
         SYNCTHREADS();
         float s[2][2], dp[2][2];
+        unsigned seen = seen_pairs<false>(a, b, i + row, j + column);
         dots_of<D>(s, q, k);
         dots_of<D>(dp, dout, v);
 #pragma unroll
-        for (int r = 0; r < 2; r++) {
-            interval keys = keys_of(a, b, i + row + r);
-#pragma unroll
-            for (int c = 0; c < 2; c++) {
-                int at = (row + r) * PAIR_ROW + column + 16 * c;
-                bool seen = sees(a, keys, place_of(a, i + row + r), j + column + 16 * c);
-                gradient_of(a, seen, s[r][c], dp[r][c], lse[r], delta[r], p + at, ds + at);
-            }
+        for (int e = 0; e < 4; e++) {
+            int r = e / 2, c = e % 2, at = (row + r) * PAIR_ROW + column + 16 * c;
+            gradient_of(a, seen >> e & 1, s[r][c], dp[r][c], lse[r], delta[r], p + at, ds + at);
         }
         SYNCWARP(~0u); /* a warp reads its own rows */
         add_rows<D>(dq, ds, p, k);
@@ -213,7 +222,8 @@ template <int D> __global__ void __launch_bounds__(256) dq_kernel(attention_call
 }
 
 /* Block x: key tile; y: key head; z: sequence. Query heads one after the other. */
-template <int D> __global__ void __launch_bounds__(256) dkv_kernel(attention_call call) {
+template <int D>
+__global__ void __launch_bounds__(256, D > 128 ? 1 : 2) dkv_kernel(attention_call call) {
     SIMT_DYN_SMEM(float, k);
     float *v = k + SIDE * (D + 4), *q = v + SIDE * (D + 4), *dout = q + SIDE * (D + 4);
     float *p = dout + SIDE * (D + 4), *ds = p + SIDE * PAIR_ROW;
@@ -227,27 +237,27 @@ template <int D> __global__ void __launch_bounds__(256) dkv_kernel(attention_cal
     load_rows<D>(k, a->k, k_at(a, b, j, hk), a->k_row, rows, a->Dqk);
     load_rows<D>(v, a->v, v_at(a, b, j, hk), a->v_row, rows, a->Dv);
     for (int h = hk * group; h < (hk + 1) * group; h++) {
-        int i = next_queries<SIDE, F32_QUERIES>(&call, b, 0, j, SIDE, &view);
-        for (; i < a->Sq; i = next_queries<SIDE, F32_QUERIES>(&call, b, i + SIDE, j, SIDE, &view)) {
+        int i = -SIDE;
+        while ((i = next_queries<SIDE, F32_QUERIES>(&call, b, i + SIDE, j, SIDE, &view)) < a->Sq) {
             int left = rows_left(a->Sq, i);
             load_rows<D>(q, a->q, q_at(a, b, i, h), a->q_row, left, a->Dqk);
             load_rows<D>(dout, a->dout, dout_at(a, b, i, h), a->dout_row, left, a->Dv);
             SYNCTHREADS();
             float s[2][2], dp[2][2];
+            unsigned seen = seen_pairs<true>(a, b, j + row, i + column);
             dots_of<D>(s, k, q);
             dots_of<D>(dp, v, dout);
 #pragma unroll
             for (int c = 0; c < 2; c++) {
                 int query = i + column + 16 * c;
-                interval keys = keys_of(a, b, query);
                 float lse = query < a->Sq ? a->lse[lse_at(a, b, query, h)] : 0;
                 float delta =
                     query < a->Sq ? call.delta[((int64_t)b * a->Hq + h) * a->Sq + query] : 0;
 #pragma unroll
                 for (int r = 0; r < 2; r++) {
                     int at = (row + r) * PAIR_ROW + column + 16 * c;
-                    bool seen = sees(a, keys, place_of(a, query), j + row + r);
-                    gradient_of(a, seen, s[r][c], dp[r][c], lse, delta, p + at, ds + at);
+                    gradient_of(a, seen >> (2 * r + c) & 1, s[r][c], dp[r][c], lse, delta, p + at,
+                                ds + at);
                 }
             }
             SYNCWARP(~0u); /* a warp reads its own rows */
