@@ -4,10 +4,9 @@
  * bf16: a block makes 128 by 128 of C, k in steps of 32 through four stages of cp.async (64 KB of
  * shared memory), 8 warps of 64 by 32, sums in fp32 by mma.m16n8k16; the sums leave through shared
  * memory, whole rows at a time. The tensor cores bound it: a step of 16 takes 16 mma and 6 ldmatrix
- * a warp. ptxas 13.0: 128 registers (two blocks a multiprocessor; up to 32 bytes of it spilled) on
- * sm_80 and sm_90a, 125 to 128 on sm_100.
+ * a warp. ptxas 13.0, no spills: 123 to 128 registers (two blocks a multiprocessor).
  * fp32: 64 by 64, 4 by 4 a thread, plain FMA, the next step of 16 waits in registers (8.5 KB of
- * shared memory, 80 to 109 registers); shared memory bounds it at about half of the FMA peak.
+ * shared memory, 72 to 96 registers); shared memory bounds it at about half of the FMA peak.
  * Not measured on a card yet. */
 #include "kernels/cuda/stream.h"
 #include "kernels/cuda/tile.cuh"
@@ -37,13 +36,13 @@ static const int PLACE_ROW = TILE + 8; /* floats; 64 of these rows take the stag
 typedef struct {
     const bf16 *a, *b;
     int rows, columns; /* of the tile that exist */
-    int64_t depth;     /* k left */
+    int steps, last;   /* the last step has so many k */
 } source;
 
-/* The next step goes on its way to a stage. */
-template <bool TA, bool TB> DEVFN void load_stage(bf16 *stage, const product *p, source *s) {
-    int depth = at_most(s->depth, STEP);
-    bf16 *second = stage + STAGE / 2;
+/* Step i, the next one, goes on its way to its stage. */
+template <bool TA, bool TB> DEVFN void load_step(bf16 *stages, const product *p, source *s, int i) {
+    int depth = i + 1 < s->steps ? STEP : s->last;
+    bf16 *stage = stages + i % STAGES * STAGE, *second = stage + STAGE / 2;
     if (TA)
         tile_load<STEP, TILE / 8, THREADS>(stage, s->a, p->lda, depth, s->rows, p->vector_a);
     else
@@ -54,7 +53,6 @@ template <bool TA, bool TB> DEVFN void load_stage(bf16 *stage, const product *p,
         tile_load<STEP, TILE / 8, THREADS>(second, s->b, p->ldb, depth, s->columns, p->vector_b);
     s->a += TA ? STEP * p->lda : STEP;
     s->b += TB ? STEP : STEP * p->ldb;
-    s->depth -= STEP;
 }
 
 /* A warp's sums += the step in `stage`, its rows from `row` and columns from `column` on. */
@@ -98,12 +96,13 @@ DEVFN void place_sums(float *place, const float sum[4][4][4], int column) {
             }
 }
 
-/* 64 rows of sums in shared memory go to C's row m, column n. By all threads of the block. */
-DEVFN void store_sums(const product *p, const float *place, int64_t m, int64_t n) {
-    int rows = at_most(p->M - m, WARP_ROWS), columns = at_most(p->N - n, TILE);
+/* The first `rows` of 64 rows of sums in shared memory go to C's row m, column n on. By all threads
+ * of the block. */
+DEVFN void store_sums(const product *p, const float *place, int64_t m, int64_t n, int rows,
+                      int columns) {
     int c = (int)threadIdx.x % TILE;
     if (c >= columns) return;
-    for (int r = (int)threadIdx.x / TILE; r < rows; r += THREADS / TILE) {
+    for (int r = (int)threadIdx.x / TILE; r < rows && r < WARP_ROWS; r += THREADS / TILE) {
         int64_t at = (m + r) * p->ldc + n + c;
         float x = place[r * PLACE_ROW + c];
         if (p->c_is_f32)
@@ -113,36 +112,40 @@ DEVFN void store_sums(const product *p, const float *place, int64_t m, int64_t n
     }
 }
 
-/* C's tile at row m, column n. By all threads of the block. */
-template <bool TA, bool TB> DEVFN void product_bf16(const product *p, int64_t m, int64_t n) {
+/* Tile `down`, `across` of C. By all threads of the block. */
+template <bool TA, bool TB> DEVFN void product_bf16(const product *p, int down, int across) {
     SIMT_DYN_SMEM(bf16, stages);
+    int64_t m = (int64_t)down * TILE, n = (int64_t)across * TILE;
     int warp = (int)threadIdx.x >> 5;
     int row = warp / 4 * WARP_ROWS, column = warp % 4 * WARP_COLUMNS;
     int steps = (int)((p->K + STEP - 1) / STEP);
     source from = {(const bf16 *)p->a + (TA ? m : m * p->lda),
-                   (const bf16 *)p->b + (TB ? n * p->ldb : n), at_most(p->M - m, TILE),
-                   at_most(p->N - n, TILE), p->K};
+                   (const bf16 *)p->b + (TB ? n * p->ldb : n),
+                   at_most(p->M - m, TILE),
+                   at_most(p->N - n, TILE),
+                   steps,
+                   (int)(p->K - (steps - 1) * (int64_t)STEP)};
     float sum[4][4][4];
 #pragma unroll
     for (int i = 0; i < 64; i++) sum[i / 16][i / 4 % 4][i % 4] = 0;
     for (int s = 0; s < STAGES - 1; s++) {
-        if (s < steps) load_stage<TA, TB>(stages + s * STAGE, p, &from);
+        if (s < steps) load_step<TA, TB>(stages, p, &from, s);
         cp_async_commit();
     }
     for (int s = 0; s < steps; s++) {
         cp_async_wait<STAGES - 2>();
         SYNCTHREADS(); /* step s is there for all, and all are done with step s - 1 */
         int next = s + STAGES - 1;
-        if (next < steps) load_stage<TA, TB>(stages + next % STAGES * STAGE, p, &from);
+        if (next < steps) load_step<TA, TB>(stages, p, &from, next);
         cp_async_commit();
         multiply_stage<TA, TB>(sum, stages + s % STAGES * STAGE, row, column);
     }
     float *place = (float *)stages;
-    for (int half = 0; half < 2; half++) {
+    for (int half = 0; half < TILE; half += WARP_ROWS) {
         SYNCTHREADS(); /* the stages, or the first half, are no longer needed */
-        if (row == half * WARP_ROWS) place_sums(place, sum, column);
+        if (row == half) place_sums(place, sum, column);
         SYNCTHREADS();
-        store_sums(p, place, m + half * WARP_ROWS, n);
+        store_sums(p, place, m + half, n, from.rows - half, from.columns);
     }
 }
 
@@ -178,9 +181,10 @@ DEVFN void step_store(float *to, const float value[4], bool wide) {
     }
 }
 
-template <bool TA, bool TB> DEVFN void product_f32(const product *p, int64_t m, int64_t n) {
+template <bool TA, bool TB> DEVFN void product_f32(const product *p, int down, int across) {
     SIMT_SHARED(float, as, F32_STEP *F32_ROW); /* [k][m] */
     SIMT_SHARED(float, bs, F32_STEP *F32_ROW); /* [k][n] */
+    int64_t m = (int64_t)down * F32_TILE, n = (int64_t)across * F32_TILE;
     int row = (int)threadIdx.x / 16 * 4, column = (int)threadIdx.x % 16 * 4;
     float sum[4][4], a[4], b[4];
 #pragma unroll
@@ -214,11 +218,11 @@ template <bool TA, bool TB> DEVFN void product_f32(const product *p, int64_t m, 
 
 /* A type's tile. */
 template <bool F32, bool TA, bool TB>
-DEVFN void product_tile(const product *p, int64_t m, int64_t n) {
+DEVFN void product_tile(const product *p, int down, int across) {
     if (F32)
-        product_f32<TA, TB>(p, m, n);
+        product_f32<TA, TB>(p, down, across);
     else
-        product_bf16<TA, TB>(p, m, n);
+        product_bf16<TA, TB>(p, down, across);
 }
 
 /* Kernels. */
@@ -226,17 +230,19 @@ DEVFN void product_tile(const product *p, int64_t m, int64_t n) {
 /* Blocks in the order of bands of 8 row tiles, down the rows first: neighbours share operands. */
 template <bool F32, bool TA, bool TB>
 __global__ void __launch_bounds__(256, 2) gemm_kernel(product p) {
-    const int64_t tile = F32 ? F32_TILE : TILE, band = 8;
-    int64_t down = (p.M + tile - 1) / tile, across = (p.N + tile - 1) / tile, i = blockIdx.x;
-    int64_t first = i / (band * across) * band, high = down - first < band ? down - first : band;
-    i %= band * across;
-    product_tile<F32, TA, TB>(&p, (first + i % high) * tile, i / high * tile);
+    const int64_t tile = F32 ? F32_TILE : TILE;
+    unsigned down = (unsigned)((p.M + tile - 1) / tile);
+    unsigned across = (unsigned)((p.N + tile - 1) / tile);
+    unsigned band = down < 8 ? down : 8, i = blockIdx.x % (band * across);
+    unsigned first = blockIdx.x / (band * across) * band;
+    unsigned high = down - first < band ? down - first : band;
+    product_tile<F32, TA, TB>(&p, (int)(first + i % high), (int)(i / high));
 }
 
-/* Row tile `i` counted through all groups: its group, and its first row in it. False when the
+/* Row tile `i` counted through all groups: its group, and which tile of it. False when the
  * groups have fewer. By whole warps. */
-DEVFN bool find_row_tile(const int64_t *offsets, int G, int64_t i, int tile, int *group_p,
-                         int64_t *row_p) {
+DEVFN bool find_row_tile(const int64_t *offsets, int G, int i, int tile, int *group_p,
+                         int *within_p) {
     int lane = (int)threadIdx.x & 31;
     for (int first = 0; first < G; first += 32) {
         int g = first + lane;
@@ -249,7 +255,7 @@ DEVFN bool find_row_tile(const int64_t *offsets, int G, int64_t i, int tile, int
         if (beyond) {
             int lowest = __ffs((int)beyond) - 1;
             *group_p = first + lowest;
-            *row_p = (i - __shfl_sync(~0u, sum - own, lowest)) * tile;
+            *within_p = i - __shfl_sync(~0u, sum - own, lowest);
             return true;
         }
         i -= __shfl_sync(~0u, sum, 31);
@@ -261,28 +267,29 @@ DEVFN bool find_row_tile(const int64_t *offsets, int G, int64_t i, int tile, int
 template <bool F32, bool TB>
 __global__ void __launch_bounds__(256, 2) grouped_kernel(product p, int G, const int64_t *offsets) {
     const int tile = F32 ? F32_TILE : TILE;
-    const int64_t across = (p.N + tile - 1) / tile, width = F32 ? 4 : 2;
-    int group;
-    int64_t row;
-    if (!find_row_tile(offsets, G, blockIdx.x / across, tile, &group, &row)) return;
+    const int64_t width = F32 ? 4 : 2;
+    const unsigned across = (unsigned)((p.N + tile - 1) / tile);
+    int group, within;
+    if (!find_row_tile(offsets, G, (int)(blockIdx.x / across), tile, &group, &within)) return;
     int64_t begin = offsets[group];
     p.M = offsets[group + 1] - begin;
     p.a = (const char *)p.a + begin * p.lda * width;
     p.b = (const char *)p.b + group * p.N * p.K * width;
     p.c = (char *)p.c + begin * p.ldc * (p.c_is_f32 ? 4 : 2);
-    product_tile<F32, false, TB>(&p, row, blockIdx.x % across * tile);
+    product_tile<F32, false, TB>(&p, within, (int)(blockIdx.x % across));
 }
 
 /* p: group 0's product, K unknown; group = blockIdx.y. */
 template <bool F32>
 __global__ void __launch_bounds__(256, 2) weight_kernel(product p, const int64_t *offsets) {
     const int64_t tile = F32 ? F32_TILE : TILE, width = F32 ? 4 : 2;
-    int64_t across = (p.N + tile - 1) / tile, begin = offsets[blockIdx.y];
+    unsigned across = (unsigned)((p.N + tile - 1) / tile);
+    int64_t begin = offsets[blockIdx.y];
     p.K = offsets[blockIdx.y + 1] - begin;
     p.a = (const char *)p.a + begin * p.lda * width;
     p.b = (const char *)p.b + begin * p.ldb * width;
     p.c = (float *)p.c + blockIdx.y * p.M * p.N;
-    product_tile<F32, true, false>(&p, blockIdx.x / across * tile, blockIdx.x % across * tile);
+    product_tile<F32, true, false>(&p, (int)(blockIdx.x / across), (int)(blockIdx.x % across));
 }
 
 /* Launchers. */
