@@ -1,6 +1,6 @@
 #!/bin/sh
-# cuda.sh - builds the module for GPUs with nvcc, warnings as errors; no GPU is needed. Says so and
-# ends where there is no nvcc.
+# cuda.sh - builds the module for GPUs with nvcc, warnings as errors, and checks that no kernel
+# spills registers (test cuda_spills); no GPU is needed. Says so and ends where there is no nvcc.
 # Usage: launch/cuda.sh.
 set -eu
 if [ $# -gt 0 ]; then
@@ -17,3 +17,4 @@ launch/setup.sh
 jobs=$(nproc)
 cmake --preset cuda -DTRIREME_WERROR=ON
 cmake --build --preset cuda -j "$jobs" --target trireme_cuda
+ctest --test-dir build-cuda -R '^cuda_spills$' --no-tests=error --output-on-failure

@@ -1,58 +1,58 @@
-"""Property: ptxas keeps the attention kernels on tensor cores in registers, on every architecture
-that the module for GPUs is built for. Prints registers by kernel, fails on any byte spilled.
-Usage: spills.py NVCC REPOSITORY ARCHITECTURE... (80 90a 100), further flags from NVCC_FLAGS."""
-import os
+"""Property: ptxas keeps what every kernel computes with in registers, in every file of kernels/cuda
+and on every architecture that the module for GPUs is built for. Reads what ptxas said while the
+module was built (OBJECT.usage, by kernels/cuda/usage_log.sh). Prints registers by kernel, fails on
+any byte spilled, and on a file or an architecture without kernels.
+Usage: spills.py REPOSITORY OBJECT..."""
 import pathlib
 import re
 import subprocess
 import sys
-import tempfile
 
-FILES = ("attention_bf16_forward.cu", "attention_bf16_backward.cu")
-KERNEL = re.compile(r"Compiling entry function '(\S+)' for")
-SPILLS = re.compile(r"(\d+) bytes spill stores, (\d+) bytes spill loads")
+KERNEL = re.compile(r"Compiling entry function '(\S+)' for 'sm_(\w+)'")
+SPILLS = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
 REGISTERS = re.compile(r"Used (\d+) registers")
 
 
-def name_of(symbol):
-    """dq_kernel<64, 64> from its mangled name."""
-    name = re.search(r"\d+([a-z_]+kernel)", symbol)
-    widths = re.findall(r"Li(\d+)E", symbol)
-    return f"{name[1] if name else symbol}<{', '.join(widths)}>"
+def plain(symbols):
+    """Names of kernels without parameters, as in dq_kernel<64, 64>, from mangled ones."""
+    run = subprocess.run(["c++filt", "-p"], input="\n".join(symbols), capture_output=True,
+                         text=True, check=True)
+    return run.stdout.splitlines()
 
 
-def usage(nvcc, root, file, architecture):
-    """(kernel, registers, bytes spilled) of each kernel of a file."""
-    with tempfile.TemporaryDirectory() as folder:
-        command = [nvcc, "-std=c++17", f"-arch=sm_{architecture}", f"-I{root}", f"-I{root / 'src'}",
-                   "-Xptxas", "-v", "-cubin", "-o", os.path.join(folder, "out.cubin"),
-                   *os.environ.get("NVCC_FLAGS", "").split(), str(root / "kernels/cuda" / file)]
-        run = subprocess.run(command, capture_output=True, text=True, check=False)
-    if run.returncode != 0:
-        sys.exit(f"{' '.join(command)} failed:\n{run.stderr}")
-    kernel, spilled = None, 0
-    for line in (run.stdout + run.stderr).splitlines():
-        if found := KERNEL.search(line):
-            kernel = name_of(found[1])
-        elif found := SPILLS.search(line):
-            spilled = int(found[1]) + int(found[2])
-        elif (found := REGISTERS.search(line)) and kernel:
-            yield kernel, int(found[1]), spilled
-            kernel = None
+def usage(log):
+    """[kernel, architecture, registers, bytes of stack, bytes spilled] of each kernel of a log."""
+    found = []
+    for line in log.read_text().splitlines():
+        if kernel := KERNEL.search(line):
+            found.append([kernel[1], kernel[2], 0, 0, 0])
+        elif (spills := SPILLS.search(line)) and found:
+            found[-1][3] += int(spills[1])
+            found[-1][4] += int(spills[2]) + int(spills[3])
+        elif (registers := REGISTERS.search(line)) and found:
+            found[-1][2] = int(registers[1])
+    for kernel, name in zip(found, plain([kernel[0] for kernel in found])):
+        kernel[0] = name
+    return found
 
 
 def main():
-    nvcc, root, architectures = sys.argv[1], pathlib.Path(sys.argv[2]), sys.argv[3:]
-    kernels, bad = 0, 0
-    for architecture in architectures:
-        for file in FILES:
-            for kernel, registers, spilled in usage(nvcc, root, file, architecture):
-                kernels += 1
-                bad += spilled > 0
-                print(f"sm_{architecture:5} {kernel:28} {registers:3} registers, "
-                      f"{spilled} bytes spilled", flush=True)
-    print(f"{kernels} kernels, {bad} with spills")
-    return 1 if bad or kernels != 18 * len(architectures) else 0
+    files = sorted((pathlib.Path(sys.argv[1]) / "kernels/cuda").glob("*.cu"))
+    logs = {pathlib.Path(name).stem: pathlib.Path(name + ".usage") for name in sys.argv[2:]}
+    kernels = {file.name: usage(logs[file.name]) for file in files}
+    architectures = {kernel[1] for found in kernels.values() for kernel in found}
+    bad = 0
+    for name, found in kernels.items():
+        for missing in architectures - {kernel[1] for kernel in found}:
+            print(f"{name}: no kernels for sm_{missing}")
+            bad += 1
+        for kernel, architecture, registers, stack, spilled in found:
+            bad += spilled > 0 or registers == 0
+            print(f"{name:26} sm_{architecture:5} {registers:3} registers, "
+                  f"{stack} bytes of stack, {spilled} spilled: {kernel}")
+    print(f"{sum(map(len, kernels.values()))} kernels in {len(files)} files for "
+          f"sm_{', sm_'.join(sorted(architectures))}: {bad} bad")
+    return 1 if bad or not architectures else 0
 
 
 if __name__ == "__main__":
