@@ -2,42 +2,6 @@
  * against length. Floor: bench. */
 #include "bench/groups.h"
 
-#include <math.h>
-#include <string.h>
-
-/* One sequence of Sq = Sk = S, rows [heads, D]. */
-static tr_attention problem(tr_lab *lab, tr_dtype t, int64_t S, int64_t heads, int64_t D) {
-    int64_t n = S * heads * D, row = heads * D;
-    size_t bytes = (size_t)n * tr_dtype_bytes(t);
-    return (tr_attention){.B = 1,
-                          .Sq = S,
-                          .Sk = S,
-                          .Hq = heads,
-                          .Hkv = heads,
-                          .Dqk = D,
-                          .Dv = D,
-                          .scale = 1.0f / sqrtf((float)D),
-                          .mask = {.causal = true},
-                          .t = t,
-                          .q = tr_lab_random(lab, n, t),
-                          .k = tr_lab_random(lab, n, t),
-                          .v = tr_lab_random(lab, n, t),
-                          .dout = tr_lab_random(lab, n, t),
-                          .q_row = row,
-                          .k_row = row,
-                          .v_row = row,
-                          .out_row = row,
-                          .dout_row = row,
-                          .out = tr_arena_alloc(lab->memory, bytes),
-                          .out_t = t,
-                          .lse = tr_arena_alloc(lab->memory, (size_t)(S * heads) * sizeof(float)),
-                          .lse_head = S,
-                          .dq = tr_arena_alloc(lab->memory, bytes),
-                          .dk = tr_arena_alloc(lab->memory, bytes),
-                          .dv = tr_arena_alloc(lab->memory, bytes),
-                          .grad_t = t};
-}
-
 typedef struct {
     tr_device *device;
     tr_attention attention;
@@ -69,7 +33,7 @@ static rates rows(tr_lab *lab, tr_dtype t, int64_t S, int64_t D, double peak, co
     double seconds = 0.2 * (double)lab->repeats;
     rates r;
     tr_arena_reset(lab->memory);
-    call c = {lab->device, problem(lab, t, S, heads > 0 ? heads : 1, D)};
+    call c = {lab->device, tr_lab_attention(lab, t, 1, S, heads > 0 ? heads : 1, D)};
     double work = gflop(&c.attention) * lab->ranks;
     tr_row result = {.unit = "GFLOP/s", .kind = fp32 ? TR_TIMES : TR_SHARE};
     tr_row_begin(&lab->table, "attention %s forward, S %lld, D %lld", type, (long long)S,
@@ -97,7 +61,7 @@ static double bytes_at(tr_lab *lab, int64_t S) {
     lab->device->trim(lab->device); /* what earlier calls have left is not to be used unseen */
     double before = tr_resident_now();
     tr_resident_restart();
-    call c = {lab->device, problem(lab, TR_F32, S, lab->threads, 64)};
+    call c = {lab->device, tr_lab_attention(lab, TR_F32, 1, S, lab->threads, 64)};
     forward(&c);
     backward(&c);
     return tr_resident_peak() - before;

@@ -2,8 +2,6 @@
  * Floor: bench. */
 #include "bench/bound.h"
 
-#include <math.h>
-
 enum { HEAD_ROWS = 1024 }; /* the head works on chunks of about so many */
 
 typedef struct {
@@ -72,45 +70,6 @@ static void gemm_rows(const tr_bound *b, tr_dtype t) {
 /* --- attention ---------------------------------------------------------------------------------
  */
 
-/* Rows [H, D] of B sequences. */
-static tr_attention causal(tr_lab *lab, tr_dtype t, int64_t B, int64_t S, int64_t H, int64_t D) {
-    int64_t row = H * D, n = B * S * row;
-    size_t bytes = (size_t)n * tr_dtype_bytes(t);
-    return (tr_attention){.B = B,
-                          .Sq = S,
-                          .Sk = S,
-                          .Hq = H,
-                          .Hkv = H,
-                          .Dqk = D,
-                          .Dv = D,
-                          .scale = 1.0f / sqrtf((float)D),
-                          .mask = {.causal = true},
-                          .t = t,
-                          .q = tr_lab_random(lab, n, t),
-                          .k = tr_lab_random(lab, n, t),
-                          .v = tr_lab_random(lab, n, t),
-                          .dout = tr_lab_random(lab, n, t),
-                          .q_batch = S * row,
-                          .k_batch = S * row,
-                          .v_batch = S * row,
-                          .out_batch = S * row,
-                          .dout_batch = S * row,
-                          .q_row = row,
-                          .k_row = row,
-                          .v_row = row,
-                          .out_row = row,
-                          .dout_row = row,
-                          .out = tr_arena_alloc(lab->memory, bytes),
-                          .out_t = t,
-                          .lse = tr_arena_alloc(lab->memory, (size_t)(B * S * H) * sizeof(float)),
-                          .lse_batch = S * H,
-                          .lse_head = S,
-                          .dq = tr_arena_alloc(lab->memory, bytes),
-                          .dk = tr_arena_alloc(lab->memory, bytes),
-                          .dv = tr_arena_alloc(lab->memory, bytes),
-                          .grad_t = t};
-}
-
 /* As many tokens at each length, as those of the longest. Only pairs that are seen count: two
  * products of D forward, five backward. */
 static void attention_rows(const tr_bound *b, tr_dtype t, int64_t D) {
@@ -120,7 +79,7 @@ static void attention_rows(const tr_bound *b, tr_dtype t, int64_t D) {
     for (int64_t S = lab->T; S <= most; S *= 2) {
         int64_t B = most / S;
         tr_arena_reset(lab->memory);
-        product p = {.b = b, .attention = causal(lab, t, B, S, H, D)};
+        product p = {.b = b, .attention = tr_lab_attention(lab, t, B, S, H, D)};
         double elems = (double)(B * S * H * D), e = (double)tr_dtype_bytes(t);
         double flop = 2.0 * elems * (double)(S + 1);
         tr_bound_time(b, &(tr_bound_row){"attention_forward", t, 4 * elems * e, flop, forward, &p},

@@ -5,6 +5,7 @@
 #include "base/rng.h"
 #include "kernels/peak.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -185,4 +186,42 @@ void *tr_lab_random(tr_lab *lab, int64_t elems, tr_dtype t) {
     void *out = tr_arena_alloc(lab->memory, (size_t)elems * tr_dtype_bytes(t));
     device->kernels->cast(device->stream, t, out, TR_F32, f32, elems);
     return out;
+}
+
+tr_attention tr_lab_attention(tr_lab *lab, tr_dtype t, int64_t B, int64_t S, int64_t H, int64_t D) {
+    int64_t row = H * D, n = B * S * row;
+    size_t bytes = (size_t)n * tr_dtype_bytes(t);
+    return (tr_attention){.B = B,
+                          .Sq = S,
+                          .Sk = S,
+                          .Hq = H,
+                          .Hkv = H,
+                          .Dqk = D,
+                          .Dv = D,
+                          .scale = 1.0f / sqrtf((float)D),
+                          .mask = {.causal = true},
+                          .t = t,
+                          .q = tr_lab_random(lab, n, t),
+                          .k = tr_lab_random(lab, n, t),
+                          .v = tr_lab_random(lab, n, t),
+                          .dout = tr_lab_random(lab, n, t),
+                          .q_batch = S * row,
+                          .k_batch = S * row,
+                          .v_batch = S * row,
+                          .out_batch = S * row,
+                          .dout_batch = S * row,
+                          .q_row = row,
+                          .k_row = row,
+                          .v_row = row,
+                          .out_row = row,
+                          .dout_row = row,
+                          .out = tr_arena_alloc(lab->memory, bytes),
+                          .out_t = t,
+                          .lse = tr_arena_alloc(lab->memory, (size_t)(B * S * H) * sizeof(float)),
+                          .lse_batch = S * H,
+                          .lse_head = S,
+                          .dq = tr_arena_alloc(lab->memory, bytes),
+                          .dk = tr_arena_alloc(lab->memory, bytes),
+                          .dv = tr_arena_alloc(lab->memory, bytes),
+                          .grad_t = t};
 }

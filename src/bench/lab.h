@@ -2,6 +2,7 @@
  * random numbers on the device. Floor: bench. */
 #pragma once
 #include "bench/table.h"
+#include "kernels/kernels.h"
 #include "train/job.h"
 
 typedef struct {
@@ -53,6 +54,9 @@ double tr_lab_sum(const tr_lab *lab, double value);
 
 /* Local. Device memory of `elems` of type t with values in [-0.5, 0.5), until the next reset. */
 void *tr_lab_random(tr_lab *lab, int64_t elems, tr_dtype t);
+/* Local. Causal attention of B sequences of length S over themselves, H heads of D, rows [H, D]:
+ * random operands and room for all results, until the next reset. */
+tr_attention tr_lab_attention(tr_lab *lab, tr_dtype t, int64_t B, int64_t S, int64_t H, int64_t D);
 
 const char *tr_lab_dtype(tr_dtype t); /* "fp32", "bf16" */
 
