@@ -77,8 +77,8 @@ static tr_status command_verify(const tr_arguments *a, tr_comm *world) {
     return status;
 }
 
-/* --- eval, generate
- * --------------------------------------------------------------------------------- */
+/* --- eval, generate -----------------------------------------------------------------------------
+ */
 
 static tr_status evaluate(tr_job *job, const char *checkpoint) {
     TR_TRY(tr_job_open_data(job));
@@ -118,17 +118,26 @@ static tr_status command_eval(const tr_arguments *a, tr_comm *world) {
     return status;
 }
 
-/* The checkpoint's own config, on one rank and the CPU. */
+/* The checkpoint's own config on one rank, with the caller's settings: its device is taken too. */
 static tr_status stored_config(const tr_arguments *a, tr_comm *world, tr_config **config_p) {
     tr_progress_state state = {0};
     TR_TRY(tr_checkpoint_state(world, a->checkpoint, &state));
-    char *sets[] = {"model.init_from=null", "run.device=cpu", "run.collectives=mpi"};
+    char *sets[2 + sizeof a->sets / sizeof *a->sets] = {"model.init_from=null",
+                                                        "run.collectives=mpi"};
+    for (int i = 0; i < a->nsets; i++) sets[2 + i] = a->sets[i];
     tr_config *stored = NULL;
     tr_status status = tr_config_parse(state.config, a->checkpoint, 0, NULL, &stored);
-    if (status == TR_OK) status = tr_config_alter(stored, true, 3, sets, config_p);
+    if (status == TR_OK) status = tr_config_alter(stored, true, 2 + a->nsets, sets, config_p);
     tr_config_destroy(stored);
     free(state.config);
     return status;
+}
+
+/* A checkpoint may have been brought from a machine with a device that this one lacks. */
+static tr_status create_from_stored(const tr_config *config, tr_comm *world, tr_job **job_p) {
+    tr_status status = tr_job_create(config, world, false, job_p);
+    if (status != TR_ERR_USAGE || config->run.device == TR_DEVICE_CPU) return status;
+    return tr_context(status, "the device of its training (--set run.device=cpu takes the CPU)");
 }
 
 static tr_status command_generate(const tr_arguments *a, tr_comm *world) {
@@ -140,7 +149,7 @@ static tr_status command_generate(const tr_arguments *a, tr_comm *world) {
         return tr_fail(TR_ERR_USAGE, "generate runs on one rank, not %d; start it without mpirun",
                        tr_comm_size(world));
     tr_status status = stored_config(a, world, &config);
-    if (status == TR_OK) status = tr_job_create(config, world, false, &job);
+    if (status == TR_OK) status = create_from_stored(config, world, &job);
     if (status == TR_OK) status = tr_job_load(job, a->checkpoint, false);
     if (status == TR_OK)
         status = tr_generate(job, &(tr_generate_options){a->prompt, a->tokens, a->temperature,
@@ -165,7 +174,7 @@ const tr_command tr_commands[] = {
     {"eval", "CONFIG --checkpoint PATH", "loss on the validation data",
      TR_TAKES_SET | TR_TAKES_CHECKPOINT, command_eval},
     {"generate", "--checkpoint PATH --prompt TEXT", "text from a trained model",
-     TR_TAKES_CHECKPOINT | TR_TAKES_SAMPLE, command_generate},
+     TR_TAKES_SET | TR_TAKES_CHECKPOINT | TR_TAKES_SAMPLE, command_generate},
     {"plan", "CONFIG [--schedule]", "size, memory and idle time; each pipeline rank's work drawn",
      TR_TAKES_SET | TR_TAKES_PLAN, tr_command_plan},
     {"checkpoint", "info|verify PATH", "what a checkpoint holds; whether it is whole",

@@ -91,6 +91,31 @@ def test_checkpoints_go_across(lab, begins, goes_on):
 
 
 @needs_simt
+def test_text_losses_and_proofs_come_from_the_device(lab):
+    """generate takes the device of the checkpoint's config, eval and verify that of theirs; --set
+    names another, and each says the same on both."""
+    lab.train(small(lab, "trained", "simt"), "training.steps=1", "checkpoint.every=1")
+    sample = ["generate", "--checkpoint", lab.checkpoint_path("trained", 1), "--prompt", "the",
+              "--tokens", 4, "--temperature", 0]
+    config = small(lab, "asked", "simt", data=dict(validation=["held-out.txt"]),
+                   training=dict(evaluate_batches=1))
+    evaluate = ["eval", config, "--checkpoint", lab.checkpoint_path("trained", 1)]
+    verify = ["verify", config]
+    cpu = ["--set", "run.device=cpu"]
+    missing = {"TRIREME_MODULE_DIR": str(lab.path)}
+    for words in sample, evaluate, verify:  # without its module the device cannot be opened
+        assert "run.device simt" in lab.run(*words, code=64, env=missing).stderr
+        lab.run(*words, *cpu, env=missing)
+        told, other = lab.run(*words, timeout=400).stdout, lab.run(*words, *cpu).stdout
+        if words is sample:
+            assert told == other
+        elif words is evaluate:
+            there, here = (float(re.match(r"loss (\S+) ", text)[1]) for text in (told, other))
+            assert there == pytest.approx(here, rel=5e-6)
+    assert "--set run.device=cpu" in lab.run(*sample, code=64, env=missing).stderr
+
+
+@needs_simt
 def test_checked_kernels_find_nothing(lab):
     if not has_module("simt-check"):
         pytest.skip("libtrireme_simt_check.so is not built")
