@@ -378,6 +378,7 @@ static void fill(cuda_device *d) {
                             .trim = trim,
                             .destroy = destroy};
 #ifdef TR_SIMT
+    d->device.emulated = true;
     d->device.findings = findings;
 #endif
     fill_table(&d->kernels);

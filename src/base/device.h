@@ -21,6 +21,7 @@ struct tr_device {
     const char *identity; /* processes of a node that use one device say the same; CPU: "" */
     const tr_kernels *kernels;
     bool host_memory;        /* the host may read and write device memory (the CPU) */
+    bool emulated;           /* a GPU's kernels on the host: how long they take means nothing */
     tr_allocator allocator;  /* device memory, contents undefined */
     tr_allocator staging;    /* host memory that copies to and from the device are fast with */
     const tr_fabric *fabric; /* NULL: none */

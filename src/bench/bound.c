@@ -6,7 +6,6 @@
 
 #include <stdarg.h>
 #include <stdio.h>
-#include <string.h>
 
 enum { COPY_BYTES = 256 << 20, EMULATED_BYTES = 1 << 20 };
 
@@ -24,7 +23,7 @@ static double seconds_of(const tr_bound *b, const tr_bound_row *row) {
     double times[MOST], spent = 0;
     batch(b, row, 1);
     double once = batch(b, row, 1);
-    if (b->emulated) return once;
+    if (b->device->emulated) return once;
     int64_t count = 0, calls = 1 + (int64_t)(2e-3 / (once + 1e-7));
     if (calls > CALLS) calls = CALLS;
     while (count < MOST && (count < b->lab->repeats || spent < 0.02 * (double)b->lab->repeats)) {
@@ -43,9 +42,12 @@ void tr_bound_time(const tr_bound *b, const tr_bound_row *row, const char *shape
     double seconds = seconds_of(b, row), moving = row->bytes / b->copy;
     double doing = row->flop / b->peak[row->t == TR_BF16];
     bool moves = moving >= doing;
-    tr_say("%-20s %-34s %-4s %11.1f %9.2f %-7s %6.1f %%", row->kernel, text, tr_lab_dtype(row->t),
+    char share[16] = "-";
+    if (!b->device->emulated)
+        snprintf(share, sizeof share, "%.1f %%", 100 * (moves ? moving : doing) / seconds);
+    tr_say("%-20s %-34s %-4s %11.1f %9.2f %-7s %8s", row->kernel, text, tr_lab_dtype(row->t),
            1e6 * seconds, (moves ? 1e-9 * row->bytes : 1e-12 * row->flop) / seconds,
-           moves ? "GB/s" : "TFLOP/s", 100 * (moves ? moving : doing) / seconds);
+           moves ? "GB/s" : "TFLOP/s", share);
 }
 
 int32_t *tr_bound_integers(const tr_bound *b, int64_t count, const int32_t *value) {
@@ -74,7 +76,7 @@ static void copy_half(void *self) {
 }
 
 static double copy_speed(const tr_bound *b) {
-    halves h = {b, NULL, b->emulated ? EMULATED_BYTES : COPY_BYTES};
+    halves h = {b, NULL, b->device->emulated ? EMULATED_BYTES : COPY_BYTES};
     tr_arena_reset(b->lab->memory);
     h.memory = tr_arena_alloc(b->lab->memory, 2 * h.bytes);
     b->device->zero(b->s, h.memory, 2 * h.bytes);
@@ -84,16 +86,14 @@ static double copy_speed(const tr_bound *b) {
 }
 
 void tr_bound_open(tr_bound *b, tr_lab *lab) {
-    *b = (tr_bound){.lab = lab,
-                    .device = lab->device,
-                    .k = lab->device->kernels,
-                    .s = lab->device->stream,
-                    .emulated = strncmp(lab->device->name, "simt", 4) == 0};
+    *b = (tr_bound){
+        .lab = lab, .device = lab->device, .k = lab->device->kernels, .s = lab->device->stream};
     b->copy = copy_speed(b);
     for (tr_dtype t = TR_F32; t <= TR_BF16; t++) b->peak[t] = 1e9 * tr_lab_peak(lab, t);
     tr_say("copy of %d MB: %.2f GB/s read and written",
-           (b->emulated ? EMULATED_BYTES : COPY_BYTES) >> 20, 1e-9 * b->copy);
-    if (b->emulated) tr_say("this device is an emulation: times and shares mean nothing");
+           (b->device->emulated ? EMULATED_BYTES : COPY_BYTES) >> 20, 1e-9 * b->copy);
+    if (b->device->emulated)
+        tr_say("this device is an emulation: times mean nothing, so there are no shares");
     tr_say("bound: bytes that must move at the copy's speed, or operations at the products'");
     tr_say("%-20s %-34s %-4s %11s %9s %-7s %8s", "kernel", "shape", "type", "us", "speed", "",
            "of bound");

@@ -10,7 +10,6 @@ typedef struct {
     tr_stream *s;
     double copy;    /* bytes a second that a large copy reads and writes */
     double peak[2]; /* operations a second of large products, by type */
-    bool emulated;  /* the device's times mean nothing */
 } tr_bound;
 
 typedef struct {

@@ -32,7 +32,7 @@ static tr_status speed_row(tr_stepper *s, tr_dtype t, int64_t T, double target, 
     tr_row_end(&lab->table, &(tr_row){.unit = "GFLOP/s",
                                       .measured = *gflops_p,
                                       .base = peak,
-                                      .kind = TR_SHARE,
+                                      .kind = lab->device->emulated ? TR_ALONE : TR_SHARE,
                                       .target = lab->device->host_memory ? target : 0});
     return TR_OK;
 }

@@ -14,6 +14,7 @@
 #include "train/tracing.h"
 
 #include <errno.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -65,8 +66,10 @@ static tr_status open_files(loop *l) {
     return TR_OK;
 }
 
-/* FLOP/s all ranks could reach together: the setting, or what each measures while all compute. */
+/* FLOP/s all ranks could reach together: the setting, or what each measures while all compute. Not
+ * a number where a device is emulated, so that no utilisation is told. */
 static double measure_peak(tr_job *job) {
+    if (job->device->emulated) return NAN;
     job->peak_flops = job->config->run.peak_flops;
     if (job->peak_flops == 0)
         job->peak_flops = tr_device_peak(job->device, job->config->run.dtype, job->threads, 0.2);

@@ -117,15 +117,16 @@ def test_each_kernel_beside_its_bound(lab, device):
         "--set", "training.global_batch_size=2"]
     text = lab.run("bench", "rows", *sets, timeout=600).stdout
     assert max(map(len, text.splitlines())) <= 100
+    share = r"[\d.]+ %" if device == "cpu" else "-"  # an emulation's times mean nothing
     found = re.findall(r"^(\w.{19}) (.{34}) (fp32|bf16) +([\d.]+) +[\d.]+ "
-                       r"(?:GB/s|TFLOP/s) +[\d.]+ %$", text, re.M)
+                       rf"(?:GB/s|TFLOP/s) +{share}$", text, re.M)
     types = {}
     for kernel, _, dtype, microseconds in found:
         types.setdefault(kernel.strip(), set()).add(dtype)
         assert float(microseconds) > 0
     assert types == ROWS
     assert re.search(r"^copy of \d+ MB: [\d.]+ GB/s", text, re.M)
-    assert ("times and shares mean nothing" in text) == (device == "simt")
+    assert ("times mean nothing" in text) == (device == "simt")
 
 
 @pytest.mark.parametrize("words, code, text", [

@@ -65,6 +65,8 @@ def test_trains_as_the_cpu_does(lab, dtype, ranks, parallel, env):
         done = lab.train(config, ranks=ranks, env=env, timeout=400)
         assert re.search(rf"device +{device} ", done.stdout)
         assert "simt:" not in done.stderr
+        told = ["MFU" in done.stdout, *(r["mfu"] is not None for r in lab.rows(device, True))]
+        assert set(told) == {device == "cpu"}  # the emulation's times mean nothing
     check_same(lab, "cpu", "simt", 2e-2 if dtype == "bfloat16" else 5e-6)
 
 
