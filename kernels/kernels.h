@@ -91,8 +91,10 @@ typedef struct {
 } tr_attention;
 
 /* How a token chooses k of E experts. They are in `groups` of equal size, neighbours together; a
- * token chooses among those of its `kept` best groups, a group being as good as its best expert
- * (ties: the lowest group; DeepSeek-AI 2024, "DeepSeek-V2", 2.2.2). 1 of 1: no limit. */
+ * token chooses among those of its `kept` best groups (ties: the lowest group). Under softmax a
+ * group is as good as its best expert (DeepSeek-AI 2024, "DeepSeek-V2", 2.2.2), under sigmoid as
+ * the sum of its two highest prob ("DeepSeek-V3", 2.1.2; of a group of one, its only). 1 of 1: no
+ * limit. */
 typedef struct {
     int64_t E, k;         /* 1 <= k <= kept * E / groups */
     int64_t groups, kept; /* 1 <= kept <= groups, which divides E */

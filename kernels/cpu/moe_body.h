@@ -34,26 +34,51 @@ static inline int64_t offer(int32_t *index /* [k] */, int64_t held, int64_t k, c
     return held;
 }
 
-/* The chosen experts, the largest first: of all, or of the best groups. */
-static void choose(const tr_routing *how, int32_t *index /* [k] */, const float *x /* [E] */) {
-    int64_t size = how->E / how->groups, held = 0;
-    if (how->kept == how->groups) {
-        offer(index, 0, how->k, x, 0, how->E);
-        return;
-    }
-    float best[how->groups];
-    int32_t group[how->kept];
-    bool kept[how->groups];
-    for (int64_t g = 0; g < how->groups; g++) {
-        best[g] = x[g * size];
+VEC_FN vec sigmoid(vec x) {
+    return 1.0f / (1.0f + vec_exp(-x));
+}
+
+/* best[g] and next[g]: the two highest of the `size` logits of a group; next is -inf of one. */
+static inline void best_two(float *best, float *next, const float *x, int64_t groups,
+                            int64_t size) {
+    for (int64_t g = 0; g < groups; g++, x += size) {
+        float first = x[0], second = -INFINITY;
         for (int64_t i = 1; i < size; i++)
-            if (x[g * size + i] > best[g]) best[g] = x[g * size + i];
+            if (x[i] > first)
+                second = first, first = x[i];
+            else if (x[i] > second)
+                second = x[i];
+        best[g] = first;
+        next[g] = second;
+    }
+}
+
+/* The chosen experts, the largest first: of all, or of the best groups. Returns the largest logit
+ * of all. */
+static float choose(const tr_routing *how, int32_t *index /* [k] */, const float *x /* [E] */) {
+    int64_t groups = how->groups, size = how->E / groups, held = 0;
+    if (how->kept == groups) {
+        offer(index, 0, how->k, x, 0, how->E);
+        return x[index[0]];
+    }
+    float worth[groups], next[groups];
+    int32_t group[how->kept];
+    bool kept[groups];
+    best_two(worth, next, x, groups, size);
+    float max = worth[0];
+    for (int64_t g = 0; g < groups; g++) {
+        if (worth[g] > max) max = worth[g];
         kept[g] = false;
     }
-    offer(group, 0, how->kept, best, 0, how->groups);
+    for (int64_t g = 0; g < groups && how->score == TR_SIGMOID; g += VEC)
+        vec_store_n(TR_F32, worth, g, groups - g,
+                    sigmoid(vec_load_n(TR_F32, worth, g, groups - g)) +
+                        sigmoid(vec_load_n(TR_F32, next, g, groups - g)));
+    offer(group, 0, how->kept, worth, 0, groups);
     for (int64_t i = 0; i < how->kept; i++) kept[group[i]] = true;
-    for (int64_t g = 0; g < how->groups; g++)
+    for (int64_t g = 0; g < groups; g++)
         if (kept[g]) held = offer(index, held, how->k, x, g * size, size);
+    return max;
 }
 
 /* prob = softmax(x); returns log(sum(exp(x))). */
@@ -75,7 +100,7 @@ VEC_FN float sigmoids(float *prob, const float *x, float max, int64_t E) {
     vec total = {0};
     for (int64_t e = 0; e < E; e += VEC) {
         vec v = vec_load_n(TR_F32, x, e, E - e);
-        vec_store_n(TR_F32, prob, e, E - e, 1.0f / (1.0f + vec_exp(-v)));
+        vec_store_n(TR_F32, prob, e, E - e, sigmoid(v));
         total += vec_first(vec_exp(v - max), E - e);
     }
     return max + logf(vec_sum(total));
@@ -94,8 +119,7 @@ static void route_range(const void *args, int64_t begin, int64_t end) {
         float *prob = a->prob + n * E, *weight = a->weight + n * k;
         float chosen = floor_of(a->how->score);
         int32_t *index = a->index + n * k;
-        choose(a->how, index, x); /* scores rise with logits */
-        float max = x[index[0]];  /* the best group has it */
+        float max = choose(a->how, index, x); /* scores rise with logits */
         a->lse[n] =
             a->how->score == TR_SIGMOID ? sigmoids(prob, x, max, E) : softmax(prob, x, max, E);
         bool valid = !a->valid || a->valid[n];

@@ -38,20 +38,31 @@ DEVFN uint64_t warp_max(uint64_t v) {
 
 /* --- forward --------------------------------------------------------------------------------- */
 
+/* Of a logit: its sigmoid, or its part of the softmax whose sum has that inverse. */
+DEVFN float score_of(const tr_routing &how, float logit, float max, float inverse) {
+    return how.score == TR_SIGMOID ? 1 / (1 + expf(-logit)) : expf(logit - max) * inverse;
+}
+
+/* How good group g of x[E] is, ordered: its best logit or, of sigmoids, the sum of its two best
+ * scores. */
+DEVFN uint32_t worth_of(const tr_routing &how, const float *x, int64_t g) {
+    const int64_t size = how.E / how.groups;
+    float first = -INFINITY, second = -INFINITY;
+    for (int64_t e = g * size; e < (g + 1) * size; e++) {
+        second = fmaxf(second, fminf(first, x[e]));
+        first = fmaxf(first, x[e]);
+    }
+    if (how.score == TR_SIGMOID) first = score_of(how, first, 0, 0) + score_of(how, second, 0, 0);
+    return order_of(first);
+}
+
 /* The worst of the groups of x[E] that are kept; 0, below all, if they all are. group: where the
- * groups' best are put. A warp. */
+ * groups' worths are put. A warp. */
 DEVFN uint64_t last_kept(const tr_routing &how, const float *x, float *group) {
     if (how.kept == how.groups) return 0;
     const int lane = (int)threadIdx.x % WARP;
-    const int64_t size = how.E / how.groups;
-    for (int64_t g = lane; g < how.groups; g += WARP) {
-        uint32_t best = 0;
-        for (int64_t e = g * size; e < (g + 1) * size; e++) {
-            const uint32_t order = order_of(x[e]);
-            if (order > best) best = order;
-        }
-        group[g] = __int_as_float((int)best);
-    }
+    for (int64_t g = lane; g < how.groups; g += WARP)
+        group[g] = __int_as_float((int)worth_of(how, x, g));
     SYNCWARP(0xffffffffu);
     uint64_t last = ~(uint64_t)0;
     for (int64_t i = 0; i < how.kept; i++) {
@@ -85,11 +96,6 @@ DEVFN void choose(int32_t *index, const tr_routing &how, const float *x, const f
     }
 }
 
-/* Of a logit: its sigmoid, or its part of the softmax whose sum has that inverse. */
-DEVFN float score_of(const tr_routing &how, float logit, float max, float inverse) {
-    return how.score == TR_SIGMOID ? 1 / (1 + expf(-logit)) : expf(logit - max) * inverse;
-}
-
 /* What is added to a sum of the scores that divides. */
 DEVFN float floor_of(const tr_routing &how) {
     return how.score == TR_SIGMOID ? TR_SIGMOID_FLOOR : 0;
@@ -106,7 +112,7 @@ DEVFN void weigh(float *weight, const int32_t *index, const tr_routing &how, con
         weight[j] = score_of(how, x[index[j]], max, inverse) / sum;
 }
 
-/* A warp a token. Until its probabilities are written, their row holds the groups' best. */
+/* A warp a token. Until its probabilities are written, their row holds the groups' worths. */
 __global__ void route(tr_routing how, const float *logits, const uint8_t *valid, float *prob,
                       float *lse, int32_t *index, float *weight, int64_t rows) {
     const int lane = (int)threadIdx.x % WARP;

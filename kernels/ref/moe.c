@@ -18,25 +18,33 @@ static int64_t offer(int32_t *index /* [k] */, int64_t held, int64_t k, const fl
     return held;
 }
 
+/* How good group g is: its best logit or, of sigmoids, the sum of its two best scores. */
+static float worth_of(const tr_routing *how, const float *x, const float *prob, int64_t g) {
+    int64_t size = how->E / how->groups;
+    float best = -INFINITY, first = 0, second = 0;
+    for (int64_t e = g * size; e < (g + 1) * size; e++) {
+        best = fmaxf(best, x[e]);
+        second = fmaxf(second, fminf(first, prob[e]));
+        first = fmaxf(first, prob[e]);
+    }
+    return how->score == TR_SIGMOID ? first + second : best;
+}
+
 /* Whether group g is among the best: fewer than `kept` are better, or as good and before it. */
-static bool is_kept(const tr_routing *how, const float *x, int64_t g) {
-    int64_t size = how->E / how->groups, better = 0;
-    float best[2];
+static bool is_kept(const tr_routing *how, const float *x, const float *prob, int64_t g) {
+    int64_t better = 0;
+    float mine = worth_of(how, x, prob, g);
     for (int64_t other = 0; other < how->groups; other++) {
-        best[0] = best[1] = -INFINITY;
-        for (int64_t i = 0; i < size; i++) {
-            best[0] = fmaxf(best[0], x[g * size + i]);
-            best[1] = fmaxf(best[1], x[other * size + i]);
-        }
-        better += best[1] > best[0] || (best[1] == best[0] && other < g);
+        float there = worth_of(how, x, prob, other);
+        better += there > mine || (there == mine && other < g);
     }
     return better < how->kept;
 }
 
-static void choose(const tr_routing *how, int32_t *index, const float *x) {
+static void choose(const tr_routing *how, int32_t *index, const float *x, const float *prob) {
     int64_t size = how->E / how->groups, held = 0;
     for (int64_t g = 0; g < how->groups; g++)
-        if (is_kept(how, x, g)) held = offer(index, held, how->k, x, g * size, size);
+        if (is_kept(how, x, prob, g)) held = offer(index, held, how->k, x, g * size, size);
 }
 
 /* What is added to a sum of the scores that divides. */
@@ -60,7 +68,7 @@ static void router_forward(tr_stream *s, const tr_routing *how, const float *log
         lse[n] = (float)(max + log(sum));
         bool used = !valid || valid[n];
         int32_t *at = index + n * k;
-        if (used) choose(how, at, x); /* scores rise with logits */
+        if (used) choose(how, at, x, prob + n * E); /* scores rise with logits */
         for (int64_t j = 0; j < k && used; j++) chosen += (double)prob[n * E + at[j]];
         for (int64_t j = 0; j < k; j++) {
             if (!used) at[j] = -1;

@@ -33,7 +33,8 @@ static const struct {
     {"attention_bias", "|null|false|", "biases of the attention projections"},
     {"qkv_bias", "|null|false|", "biases of the attention projections"},
     {"mlp_bias", "|null|false|", "biases of the feed-forward network"},
-    {"topk_method", "|null|\"greedy\"|\"group_limited_greedy\"|", "routing with a bias"},
+    {"topk_method", "|null|\"greedy\"|\"group_limited_greedy\"|",
+     "routing with a bias of the choice alone (e_score_correction_bias)"},
     {"routed_scaling_factor", "|null|1|1.0|", "scaled expert outputs"},
     {"moe_layer_freq", "|null|1|", "experts in some layers by moe_layer_freq"},
     {"router_jitter_noise", "|null|0|0.0|", "noise in the router"},
@@ -230,6 +231,14 @@ static tr_status take_groups(tr_config *config, const json_t *hf, const char *pa
                          "set model.n_group and model.topk_group");
     }
     if (!method || strcmp(method, "group_limited_greedy")) return TR_OK;
+    if (config->model.scoring_func == TR_SIGMOID && groups > 1 && !given) {
+        char where[1200];
+        snprintf(where, sizeof where, "%s: topk_method", path);
+        return tr_refuse(where, method,
+                         "ranks a group by its best expert, and under scoring_func sigmoid this "
+                         "model ranks it by the sum of its best two; set model.n_group and "
+                         "model.topk_group for that");
+    }
     TR_TRY(take(config, "n_group", json_object_get(hf, "n_group"), path, "n_group"));
     return take(config, "topk_group", json_object_get(hf, "topk_group"), path, "topk_group");
 }

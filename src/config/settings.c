@@ -107,8 +107,8 @@ const tr_setting tr_settings[] = {
              "nodes, they limit how many of these a token goes to."},
     {KEY(model, topk_group), TR_KIND_INT, .derived = "n_group", .nullable = true, .identity = true,
      WITHIN(1, MAX_COUNT),
-     .help = "Groups a token chooses its experts from: those with the likeliest "
-             "experts."},
+     .help = "Groups a token chooses its experts from: those with the likeliest expert or, with "
+             "scoring_func sigmoid, with the two that together are the likeliest."},
     {KEY(model, moe_intermediate_size), TR_KIND_INT, .derived = "intermediate_size",
      .nullable = true, .identity = true, WITHIN(1, MAX_WIDTH), .help = "Width inside an expert."},
     {KEY(model, shared_expert_intermediate_size), TR_KIND_INT, .fallback = "0", .nullable = true,

@@ -15,20 +15,24 @@ static void *host_copy(const tr_env *c, const void *device, int64_t count, size_
     return copy;
 }
 
-static float best_of(const float *prob, int64_t first, int64_t count) {
-    float best = prob[first];
-    for (int64_t e = first; e < first + count; e++)
-        if (prob[e] > best) best = prob[e];
-    return best;
+/* How good group g is: its best probability or, of sigmoids, the sum of its two best. */
+static float worth_of(const tr_model_config *m, const float *prob, int64_t g) {
+    int64_t size = m->num_experts / m->n_group;
+    float first = 0, second = 0;
+    for (int64_t e = g * size; e < (g + 1) * size; e++) {
+        second = fmaxf(second, fminf(first, prob[e]));
+        first = fmaxf(first, prob[e]);
+    }
+    return m->scoring_func == TR_SIGMOID ? first + second : first;
 }
 
 /* Whether group g is one of those that are chosen from. */
 static bool is_kept(const tr_model_config *m, const float *prob, int64_t g) {
-    int64_t size = m->num_experts / m->n_group, before = 0;
-    float best = best_of(prob, g * size, size);
+    int64_t before = 0;
+    float mine = worth_of(m, prob, g);
     for (int64_t other = 0; other < m->n_group; other++) {
-        float there = best_of(prob, other * size, size);
-        before += there > best || (there == best && other < g);
+        float there = worth_of(m, prob, other);
+        before += there > mine || (there == mine && other < g);
     }
     return before < m->topk_group;
 }
@@ -47,15 +51,15 @@ static double gap_of(const margin *m) {
     return m->out < 0 ? 1 : m->in - m->out;
 }
 
-/* Probability of the last chosen expert less that of the best one left in its groups, or of the
- * last of its groups' best expert less that of the best in another group, whichever is less; 1 when
- * there was nothing to choose. */
+/* Probability of the last chosen expert less that of the best one left in its groups, or what the
+ * last of its groups is worth less the best of the others, whichever is less; 1 when there was
+ * nothing to choose. */
 static double choice_margin(const tr_model_config *m, const float *prob, const int32_t *index) {
     int64_t size = m->num_experts / m->n_group, k = m->num_experts_per_tok;
-    margin experts = {1, -1}, groups = {1, -1};
+    margin experts = {INFINITY, -1}, groups = {INFINITY, -1};
     for (int64_t g = 0; g < m->n_group; g++) {
         bool kept = is_kept(m, prob, g);
-        add(&groups, kept, (double)best_of(prob, g * size, size));
+        add(&groups, kept, (double)worth_of(m, prob, g));
         for (int64_t e = g * size; e < (g + 1) * size && kept; e++) {
             bool chosen = false;
             for (int64_t j = 0; j < k; j++) chosen = chosen || index[j] == e;

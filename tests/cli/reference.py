@@ -103,10 +103,13 @@ class Router:
         return out
 
     def within_groups(self, p):
-        """p, and -1 for experts outside the groups that have a token's likeliest experts."""
+        """p, and -1 for experts outside a token's best groups: those with the likeliest expert or,
+        of sigmoids, with the two that together are the likeliest."""
         groups = self.m.get("n_group", 1)
-        best = p.reshape(len(p), groups, -1).max(-1)
-        kept = np.argsort(-best, axis=-1, kind="stable")[:, :self.m.get("topk_group", groups)]
+        rising = np.sort(p.reshape(len(p), groups, -1), axis=-1)
+        counted = 2 if self.m.get("scoring_func") == "sigmoid" else 1
+        worth = rising[..., -counted:].sum(-1)
+        kept = np.argsort(-worth, axis=-1, kind="stable")[:, :self.m.get("topk_group", groups)]
         mask = np.zeros((len(p), groups), bool)
         np.put_along_axis(mask, kept, True, -1)
         return np.where(np.repeat(mask, p.shape[1] // groups, axis=1), p, -1)

@@ -227,7 +227,11 @@ static void refused(void **state) {
         {"\"scoring_func\": \"tanh\"", {"scoring_func: value tanh", "sigmoid"}},
         {"\"q_lora_rank\": 1536", {"q_lora_rank: value 1536", "latent attention"}},
         {"\"n_group\": 8", {"n_group: value 8", "without a topk_method"}},
-        {"\"topk_method\": \"noaux_tc\"", {"topk_method", "routing with a bias"}},
+        {"\"topk_method\": \"noaux_tc\"",
+         {"topk_method", "routing with a bias", "e_score_correction_bias"}},
+        {"\"topk_method\": \"group_limited_greedy\", \"n_group\": 2, \"topk_group\": 1, "
+         "\"scoring_func\": \"sigmoid\", \"n_routed_experts\": 4",
+         {"topk_method: value group_limited_greedy", "the sum of its best two"}},
         {"\"num_nextn_predict_layers\": 1", {"multi-token prediction"}},
         {"\"partial_rotary_factor\": 0.5", {"partial_rotary_factor: value 0.5"}},
         {"\"attention_dropout\": 0.1", {"attention_dropout"}},

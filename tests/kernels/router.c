@@ -70,27 +70,38 @@ static int64_t best_left(const double *x, int64_t first, int64_t count, const do
     return best;
 }
 
+static double sigmoid(double x) {
+    return 1 / (1 + exp(-x));
+}
+
+/* How good the group of experts [first, first + count) is, from a token's logits: by its best, or
+ * by the sum of its two best sigmoids. */
+static double worth_of(const route *r, const double *x, int64_t first, int64_t count) {
+    double best = (double)best_left(x, first, count, NULL, 0);
+    int64_t next = best_left(x, first, count, &best, 1);
+    if (r->score == TR_SOFTMAX) return x[(int64_t)best];
+    return sigmoid(x[(int64_t)best]) + (next < 0 ? 0 : sigmoid(x[next]));
+}
+
 /* Logits of row n with all but the best groups' out of reach; allocated. */
 static double *reachable(const route *r, int64_t n) {
     tr_routing routing = how(r);
     int64_t size = r->E / routing.groups;
-    double *best = doubles(routing.groups), *taken = doubles(routing.kept), *x = doubles(r->E);
-    for (int64_t g = 0; g < routing.groups; g++) {
-        const double *logits = r->logits->value + n * r->E;
-        best[g] = logits[best_left(logits, g * size, size, NULL, 0)];
-    }
+    double *worth = doubles(routing.groups), *taken = doubles(routing.kept), *x = doubles(r->E);
+    for (int64_t g = 0; g < routing.groups; g++)
+        worth[g] = worth_of(r, r->logits->value + n * r->E, g * size, size);
     for (int64_t e = 0; e < r->E; e++) x[e] = NAN;
     for (int64_t i = 0; i < routing.kept; i++) {
-        int64_t g = best_left(best, 0, routing.groups, taken, i);
+        int64_t g = best_left(worth, 0, routing.groups, taken, i);
         taken[i] = (double)g;
         for (int64_t e = g * size; e < (g + 1) * size; e++) x[e] = r->logits->value[n * r->E + e];
     }
-    free(best), free(taken);
+    free(worth), free(taken);
     return x;
 }
 
 static double score_of(const route *r, double x, double lse) {
-    return r->score == TR_SIGMOID ? 1 / (1 + exp(-x)) : exp(x - lse);
+    return r->score == TR_SIGMOID ? sigmoid(x) : exp(x - lse);
 }
 
 /* Scores, lse, the k largest by repeated search, their weights, of row n. */
@@ -152,7 +163,8 @@ static route make_route(kt_maker *m, int shape, int way) {
     const int64_t *s = route_shapes[shape];
     route r = {.N = s[0], .E = s[1], .k = s[2], .groups = s[3], .kept = s[4]};
     set_way(&r, way);
-    r.logits = shape % 3 == 2 ? kt_integers(m, TR_F32, r.N * r.E, -2, 3)
+    int64_t low = r.groups ? 0 : -2; /* sums of two sigmoids of 0 to 4 are the same or far apart */
+    r.logits = shape % 3 == 2 ? kt_integers(m, TR_F32, r.N * r.E, low, low + 5)
                               : kt_normal(m, TR_F32, r.N * r.E, 3);
     if (shape % 2) r.valid = kt_integers(m, TR_U8, r.N, 0, 2);
     return r;
@@ -191,31 +203,39 @@ static void test_forward_numbers(kt_maker *m) {
 /* Property: whatever the logits are, NaN too, the choices are distinct experts: kernels that move
  * rows by them stay inside their memory until the bad step is found and left out. */
 static void test_not_numbers(kt_maker *m) {
-    for (int64_t groups = 1; groups <= 4; groups += 3) {
-        route r = {.N = 4, .E = 40, .k = 5, .groups = groups, .kept = groups > 1 ? 2 : 1};
+    for (int i = 0; i < 4; i++) {
+        route r = {.N = 4, .E = 40, .k = 5, .groups = i % 2 ? 4 : 1, .kept = i % 2 ? 2 : 1};
+        r.score = i / 2 ? TR_SIGMOID : TR_SOFTMAX;
         double *x = doubles(r.N * r.E);
-        for (int64_t i = 0; i < r.N * r.E; i++) {
-            int64_t n = i / r.E, e = i % r.E;
-            x[i] = n == 0 || (n == 1 && e % 3) || (n == 2 && e > 1) ? NAN : (double)(e * 7 % 40);
+        for (int64_t j = 0; j < r.N * r.E; j++) {
+            int64_t n = j / r.E, e = j % r.E;
+            x[j] = n == 0 || (n == 1 && e % 3) || (n == 2 && e > 1) ? NAN : (double)(e * 7 % 40);
         }
         r.logits = kt_from(m, TR_F32, r.N * r.E, x);
         route_buffers(m, &r);
         route_forward(m, &r);
         const double *index = kt_read(m, r.index);
-        for (int64_t i = 0; i < r.N * r.k; i++) {
-            assert_true(index[i] >= 0 && index[i] < (double)r.E);
-            for (int64_t j = i / r.k * r.k; j < i; j++) assert_true(index[j] != index[i]);
+        for (int64_t j = 0; j < r.N * r.k; j++) {
+            assert_true(index[j] >= 0 && index[j] < (double)r.E);
+            for (int64_t l = j / r.k * r.k; l < j; l++) assert_true(index[l] != index[j]);
         }
         free(x);
     }
 }
 
-/* Property: groups by hand: with one of two groups, the best expert's; a tie goes to the lower. */
+/* Property: groups by hand, one of two: with the best expert or, of sigmoids, with the best two
+ * (the largest logit may then be in the other); a tie goes to the lower. */
 static void test_groups(kt_maker *m) {
-    route r = {.N = 3, .E = 4, .k = 2, .groups = 2, .kept = 1, .renormalise = true};
-    r.logits = kt_from(m, TR_F32, 12, (double[]){2, -5, 1.5, 1.4, 0, 1, 3, -9, 4, 4, 4, 5 - 1});
-    check_forward(m, &r);
-    kt_check(m, r.index, (double[]){0, 1, 2, 3, 0, 1}, 0, "choices in one of two groups");
+    static const double index[2][8] = {{0, 1, 2, 3, 0, 1, 3, 2}, {2, 3, 1, 0, 0, 1, 3, 2}};
+    route r = {.N = 4, .E = 4, .k = 2, .groups = 2, .kept = 1, .renormalise = true};
+    r.logits = kt_from(m, TR_F32, 16,
+                       (double[]){2, -5, 1.5, 1.4, 0, 1, 3, -9, /* */
+                                  4, 4, 4, 4, -1e5, -1e5, -37, -36});
+    for (int sigmoids = 0; sigmoids < 2; sigmoids++) {
+        r.score = sigmoids ? TR_SIGMOID : TR_SOFTMAX;
+        check_forward(m, &r);
+        kt_check(m, r.index, index[sigmoids], 0, "choices in one of two groups, %s", way_name(&r));
+    }
 }
 
 /* One group, even groups, or uneven parts of groups: the last one may have no row. */
