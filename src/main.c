@@ -39,6 +39,7 @@ static tr_status train(tr_job *job, bool dry_run) {
     if (!job->train) return tr_fail(TR_ERR_USAGE, "data.train is empty; name at least one file");
     if (dry_run) return TR_OK;
     TR_TRY(tr_job_open_pipeline(job));
+    TR_TRY(tr_job_reserve_steps(job));
     TR_TRY(tr_resume_start(job));
     if (job->at.step >= job->config->training.steps) {
         tr_say("already finished: step %lld of %lld; raise training.steps to go on",

@@ -15,6 +15,7 @@ struct tr_arena {
     /* declared */
     const tr_allocator *allocator; /* borrowed; NULL counts only */
     size_t chunk_bytes;
+    void (*fatal)(const char *text); /* nullable */
     /* state: chunks [0, count) are held, chunk `now` is being filled up to `used` */
     struct {
         char *base;
@@ -62,6 +63,12 @@ void tr_allocator_give(const tr_allocator *a, void *memory, size_t bytes) {
     if (memory) a->free(a->self, memory, bytes ? bytes : 1);
 }
 
+bool tr_allocator_has(const tr_allocator *a, size_t bytes) {
+    void *probe = a->alloc(a->self, bytes ? bytes : 1);
+    tr_allocator_give(a, probe, bytes);
+    return probe;
+}
+
 tr_arena *tr_arena_create(const tr_allocator *allocator, size_t chunk_bytes) {
     tr_arena *a = calloc(1, sizeof *a);
     if (!a) abort();
@@ -70,11 +77,21 @@ tr_arena *tr_arena_create(const tr_allocator *allocator, size_t chunk_bytes) {
     return a;
 }
 
-void tr_arena_destroy(tr_arena *a) {
-    if (!a) return;
+static void give_back(tr_arena *a) {
     for (int64_t i = 0; i < a->count; i++)
         a->allocator->free(a->allocator->self, a->chunks[i].base, a->chunks[i].bytes);
+    a->count = 0;
+    a->held = 0;
+}
+
+void tr_arena_destroy(tr_arena *a) {
+    if (!a) return;
+    give_back(a);
     free(a);
+}
+
+void tr_arena_set_fatal(tr_arena *a, void (*fatal)(const char *text)) {
+    a->fatal = fatal;
 }
 
 static void out_of_memory(const tr_arena *a, size_t bytes) {
@@ -84,12 +101,14 @@ static void out_of_memory(const tr_arena *a, size_t bytes) {
              "out of memory: %zu more bytes wanted, %zu MiB held by this arena%s; use more ranks, "
              "a smaller micro_batch_size or parallel.recompute",
              bytes, a->held >> 20, where);
+    if (a->fatal) a->fatal(text);
     tr_print_error(text);
     exit(70);
 }
 
-/* Makes chunk `now` one that holds `bytes`; an unused chunk that is too small is replaced. */
-static void next_chunk(tr_arena *a, size_t bytes) {
+/* Makes chunk `now` one that holds `bytes`; an unused chunk that is too small is replaced. false:
+ * there is no memory. */
+static bool next_chunk(tr_arena *a, size_t bytes) {
     int64_t i = a->count == 0 ? 0 : a->now + 1;
     size_t want = bytes > a->chunk_bytes ? bytes : a->chunk_bytes;
     want = (want + 4095) / 4096 * 4096;
@@ -98,10 +117,10 @@ static void next_chunk(tr_arena *a, size_t bytes) {
         a->held -= a->chunks[i].bytes;
         a->chunks[i].base = NULL;
     }
-    if (i == MAX_CHUNKS) out_of_memory(a, bytes);
+    if (i == MAX_CHUNKS) return false;
     if (i == a->count || !a->chunks[i].base) {
         char *base = a->allocator->alloc(a->allocator->self, want);
-        if (!base) out_of_memory(a, bytes);
+        if (!base) return false;
         a->chunks[i].base = base;
         a->chunks[i].bytes = want;
         a->held += want;
@@ -109,6 +128,13 @@ static void next_chunk(tr_arena *a, size_t bytes) {
     }
     a->now = i;
     a->used = 0;
+    return true;
+}
+
+bool tr_arena_reserve(tr_arena *a, size_t bytes) {
+    if (a->held >= bytes) return true;
+    give_back(a);
+    return next_chunk(a, bytes);
 }
 
 void *tr_arena_alloc(tr_arena *a, size_t bytes) {
@@ -116,7 +142,8 @@ void *tr_arena_alloc(tr_arena *a, size_t bytes) {
     a->total += bytes;
     if (a->total > a->peak) a->peak = a->total;
     if (!a->allocator) return NULL;
-    if (a->count == 0 || a->used + bytes > a->chunks[a->now].bytes) next_chunk(a, bytes);
+    bool full = a->count == 0 || a->used + bytes > a->chunks[a->now].bytes;
+    if (full && !next_chunk(a, bytes)) out_of_memory(a, bytes);
     void *p = a->chunks[a->now].base + a->used;
     a->used += bytes;
     return p;

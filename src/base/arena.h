@@ -23,6 +23,8 @@ void *tr_allocator_take(const tr_allocator *allocator, size_t bytes, const char 
 /* Local. ", 5 of 80 MiB are free on ...", or "" where the allocator cannot say. */
 void tr_allocator_explain(const tr_allocator *allocator, char *text, size_t text_bytes);
 void tr_allocator_give(const tr_allocator *allocator, void *memory, size_t bytes); /* NULL-safe */
+/* Local. Whether so much could be had now, in one piece. */
+bool tr_allocator_has(const tr_allocator *allocator, size_t bytes);
 
 /* Host memory, 4 KiB aligned, huge pages advised for large blocks. */
 const tr_allocator *tr_host_allocator(void);
@@ -36,8 +38,14 @@ typedef struct {
 /* Local. `allocator` borrowed; NULL makes a counting arena. */
 tr_arena *tr_arena_create(const tr_allocator *allocator, size_t chunk_bytes);
 void tr_arena_destroy(tr_arena *arena); /* NULL-safe */
+/* Local. Called with a text when memory is out; does not return. NULL: prints it and ends the
+ * process with code 70. */
+void tr_arena_set_fatal(tr_arena *arena, void (*fatal)(const char *text));
+/* Local, while nothing of it is in use. Holds so many bytes from now on; false: there is no memory
+ * for them. */
+bool tr_arena_reserve(tr_arena *arena, size_t bytes);
 
-/* Local. 64-byte aligned, contents undefined. Ends the process (exit 70) when memory is out.
+/* Local. 64-byte aligned, contents undefined. When memory is out, see tr_arena_set_fatal.
  * 0 bytes gives a valid pointer. */
 void *tr_arena_alloc(tr_arena *arena, size_t bytes);
 tr_arena_mark tr_arena_get_mark(const tr_arena *arena);

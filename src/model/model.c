@@ -6,6 +6,7 @@
 #include "model/parts.h"
 
 #include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -15,6 +16,17 @@ int64_t tr_model_moe_layers(const tr_model_config *m) {
     int64_t n = 0;
     for (int64_t i = 0; i < m->num_hidden_layers; i++) n += tr_config_layer_is_moe(m, i);
     return n;
+}
+
+/* One rank's shortage in a step is the end of the job. */
+static void end_job(const char *text) {
+    tr_abort("%s", text);
+}
+
+static tr_arena *make_arena(const tr_device *device) {
+    tr_arena *arena = tr_arena_create(&device->allocator, CHUNK);
+    tr_arena_set_fatal(arena, end_job);
+    return arena;
 }
 
 /* Where layer i of the model is kept on this rank; NULL: elsewhere. */
@@ -105,8 +117,8 @@ tr_model *tr_model_create(const tr_config *config, const tr_grid *grid, tr_devic
     tr_comm *world = grid->comm[TR_GROUP_WORLD];
     if (device->stream_drive && tr_comm_size(world) > 1)
         device->stream_drive(c->stream, poll, world);
-    c->scratch = tr_arena_create(&device->allocator, CHUNK);
-    model->back_scratch = tr_arena_create(&device->allocator, CHUNK);
+    c->scratch = make_arena(device);
+    model->back_scratch = make_arena(device);
     if (m->num_experts > 0)
         c->exchange = tr_exchange_create(grid, device, m->num_experts,
                                          config->parallel.expert_exchange, tr_config_wire(config));
@@ -170,7 +182,7 @@ static bool may_be_moe(const tr_model *model, int64_t i) {
 static void slot_init(tr_model *model, tr_slot *s) {
     const tr_env *c = &model->env;
     size_t boundary = (size_t)tr_model_boundary_bytes(model);
-    s->kept = tr_arena_create(&c->device->allocator, CHUNK);
+    s->kept = make_arena(c->device);
     s->input = tr_arena_alloc(model->persistent, boundary);
     s->output = tr_arena_alloc(model->persistent, boundary);
     s->gradient = tr_arena_alloc(model->persistent, boundary);
@@ -217,7 +229,7 @@ void tr_model_shape(tr_model *model, int64_t slots, int64_t B, int64_t S) {
     shape_free(model);
     tr_env_shape(c, B, S);
     tr_tensor_open(c);
-    model->persistent = tr_arena_create(&c->device->allocator, CHUNK);
+    model->persistent = make_arena(c->device);
     positions(model);
     tr_heads_open(c, model->persistent);
     tr_router_open(c);
@@ -302,23 +314,44 @@ int64_t tr_model_activation_bytes(const tr_model *model) {
     return (int64_t)bytes;
 }
 
-/* What a micro-batch in a chunk keeps, beside the boundary buffers of its slot; *scratch_p grows to
+/* Bytes that a forward or backward works with: what it is sure to, and a bound. */
+typedef struct {
+    int64_t least, most;
+} work;
+
+static void grow(int64_t *most, int64_t bytes) {
+    if (bytes > *most) *most = bytes;
+}
+
+/* What a micro-batch in a chunk keeps, beside the boundary buffers of its slot; *scratch grows to
  * what its backward works with. */
 static int64_t plan_chunk(const tr_env *c, const tr_chunk_layers *chunk, bool split,
-                          int64_t *scratch_p) {
+                          work *scratch) {
     int64_t boundary = c->N_loc * c->config->hidden_size * (int64_t)tr_dtype_bytes(c->t), sum = 0;
     int64_t head = tr_head_scratch_bytes(c);
     int64_t attention = tr_heads_scratch_bytes(c) + tr_ring_scratch_bytes(c);
     for (int64_t i = 0; i < chunk->layers.count; i++) {
         int64_t kept, all, operands, width = tr_block_width(&chunk->blocks[i]);
         tr_saved_plan(c, chunk->blocks[i].is_moe, width, &kept, &all, &operands);
-        /* a backward holds what it computes again and about as many gradients as tensors */
-        int64_t works = all + all - kept + attention;
-        if (works > *scratch_p) *scratch_p = works;
+        /* a backward holds what it computes again, and at most about as many gradients as tensors
+         */
+        grow(&scratch->least, all - kept);
+        grow(&scratch->most, all - kept + all + attention);
         sum += kept + (split ? operands : 0);
     }
-    if (chunk->last && head > *scratch_p) *scratch_p = head;
+    if (chunk->last) grow(&scratch->least, head);
+    grow(&scratch->most, scratch->least);
     return sum + (chunk->last ? boundary + 4 * c->N_loc * tr_norm_statistics(c->config) : 0);
+}
+
+/* What a slot keeps for the backwards of the chunks that use it: they use the same memory. */
+static int64_t plan_slot(const tr_env *c, const tr_model *model, const tr_slot_use *use, int64_t i,
+                         work *scratch) {
+    int64_t most = 0;
+    for (int64_t k = 0; k < model->stages.chunks; k++)
+        if (use->chunks[i] >> k & 1)
+            grow(&most, plan_chunk(c, &model->chunks[k], use->split, scratch));
+    return most;
 }
 
 int64_t tr_model_plan_activations(const tr_model *model, const tr_slot_use *use, int64_t B,
@@ -326,16 +359,63 @@ int64_t tr_model_plan_activations(const tr_model *model, const tr_slot_use *use,
     tr_env c = model->env;
     tr_env_shape(&c, B, S);
     int64_t boundary = c.N_loc * c.config->hidden_size * (int64_t)tr_dtype_bytes(c.t);
-    int64_t sum = 0, scratch = 0;
+    int64_t sum = 0;
+    work scratch = {0};
     int64_t documents = model->documents ? 4 * (c.N + c.B * c.cut.S_ring) : 0;
-    for (int64_t i = 0; i < use->slots; i++) {
-        int64_t most = 0; /* the chunks that use a slot use the same memory */
-        for (int64_t k = 0; k < model->stages.chunks; k++) {
-            if (!(use->chunks[i] >> k & 1)) continue;
-            int64_t bytes = plan_chunk(&c, &model->chunks[k], use->split, &scratch);
-            if (bytes > most) most = bytes;
-        }
-        sum += 3 * boundary + 9 * c.N + documents + most;
-    }
-    return sum + scratch * (use->both ? 2 : 1) + tr_tensor_bytes(&c);
+    for (int64_t i = 0; i < use->slots; i++)
+        sum += 3 * boundary + 9 * c.N + documents + plan_slot(&c, model, use, i, &scratch);
+    return sum + scratch.most * (use->both ? 2 : 1) + tr_tensor_bytes(&c);
+}
+
+/* --- memory of training steps -------------------------------------------------------------------
+ */
+
+static tr_status fail_reserve(const tr_model *model, const tr_slot_use *use) {
+    static const char *const recompute[] = {"parallel.recompute full (now none), ",
+                                            "parallel.recompute full (now selective), ", ""};
+    const tr_env *c = &model->env;
+    const tr_comm *world = c->grid->comm[TR_GROUP_WORLD];
+    char batch[80] = "", where[256];
+    tr_allocator_explain(&c->device->allocator, where, sizeof where);
+    if (c->B > 1)
+        snprintf(batch, sizeof batch, "a smaller training.micro_batch_size (now %lld), ",
+                 (long long)c->B);
+    return tr_fail(TR_ERR_INTERNAL,
+                   "out of memory: rank %d of %d asks for about %.1f MiB for the activations of "
+                   "%lld micro-batch%s in flight%s; use %s%sor more ranks (parallel.pipeline, "
+                   "context or tensor)",
+                   tr_comm_rank(world), tr_comm_size(world),
+                   (double)tr_model_plan_activations(model, use, c->B, c->S) / 0x1p20,
+                   (long long)use->slots, use->slots == 1 ? "" : "es", where, batch,
+                   recompute[c->recompute]);
+}
+
+/* As much as a step may use or, where that is not there, is sure to. */
+static bool reserve_scratch(tr_arena *arena, const work *bytes) {
+    return tr_arena_reserve(arena, (size_t)bytes->most) ||
+           tr_arena_reserve(arena, (size_t)bytes->least);
+}
+
+/* Local. */
+static tr_status reserve(tr_model *model, const tr_slot_use *use) {
+    enum { ALIGNMENT = 4096 }; /* what a layer's tensors lose to it, at most */
+    const tr_env *c = &model->env;
+    int64_t lost = (model->most_layers + 1) * ALIGNMENT, sum = 0;
+    work scratch = {0};
+    int64_t *kept = malloc((size_t)(use->slots + 1) * sizeof *kept);
+    if (!kept) abort();
+    for (int64_t i = 0; i < use->slots; i++)
+        sum += kept[i] = plan_slot(c, model, use, i, &scratch) + lost;
+    sum += scratch.least * (use->both ? 2 : 1);
+    bool there = tr_allocator_has(&c->device->allocator, (size_t)sum);
+    for (int64_t i = 0; i < use->slots && there; i++)
+        there = tr_arena_reserve(model->slots[i].kept, (size_t)kept[i]);
+    there = there && reserve_scratch(c->scratch, &scratch) &&
+            (!use->both || reserve_scratch(model->back_scratch, &scratch));
+    free(kept);
+    return there ? TR_OK : fail_reserve(model, use);
+}
+
+tr_status tr_model_reserve(tr_model *model, const tr_slot_use *use) {
+    return tr_agree(model->env.grid->comm[TR_GROUP_WORLD], reserve(model, use));
 }

@@ -105,3 +105,7 @@ typedef struct {
  * experts balanced), scratch a bound. */
 int64_t tr_model_plan_activations(const tr_model *model, const tr_slot_use *use, int64_t B,
                                   int64_t S);
+/* Collective on the world, after tr_model_shape. Takes what training steps need by that plan, so
+ * that a step asks for more only where experts get more rows than their share. TR_ERR_INTERNAL, on
+ * all ranks, if some rank has no memory for what is sure to be needed. */
+tr_status tr_model_reserve(tr_model *model, const tr_slot_use *use);

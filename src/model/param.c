@@ -232,11 +232,7 @@ static bool has_masters(const tr_registry *r, const tr_space *s) {
 static tr_status check_room(const tr_registry *r, const tr_grid *grid) {
     const tr_allocator *a = &r->device->allocator;
     size_t bytes = (size_t)tr_registry_bytes(r);
-    void *probe = a->alloc(a->self, bytes);
-    if (probe) {
-        a->free(a->self, probe, bytes);
-        return TR_OK;
-    }
+    if (tr_allocator_has(a, bytes)) return TR_OK;
     char zero[64] = "", where[256];
     tr_allocator_explain(a, where, sizeof where);
     if (r->options.zero < 3)

@@ -255,6 +255,23 @@ static tr_schedule schedule_of(const tr_job *job) {
     return tr_schedule_create(&shape, job->grid->at.p);
 }
 
+static tr_slot_use use_of(const tr_schedule *schedule) {
+    tr_slot_use use = {.slots = schedule->slots, .chunks = schedule->slot_chunks};
+    for (int64_t i = 0; i < schedule->count; i++) {
+        use.split |= schedule->actions[i].kind == TR_BACKWARD_INPUT;
+        use.both |= schedule->actions[i].kind == TR_FORWARD_BACKWARD;
+    }
+    return use;
+}
+
+tr_status tr_job_reserve_steps(tr_job *job) {
+    tr_schedule schedule = schedule_of(job);
+    tr_slot_use use = use_of(&schedule);
+    tr_status status = tr_model_reserve(job->model, &use);
+    tr_schedule_free(&schedule);
+    return status;
+}
+
 /* What the machine could still give, as /proc/meminfo says; unlimited when it does not. */
 static double available_bytes(void) {
     char line[256];
@@ -331,11 +348,7 @@ void tr_job_print_plan(const tr_job *job) {
         (long long)c->training.micro_batch_size);
     tr_schedule schedule = schedule_of(job);
     int64_t fixed = tr_registry_bytes(r), slots = schedule.slots;
-    tr_slot_use use = {.slots = slots, .chunks = schedule.slot_chunks};
-    for (int64_t i = 0; i < schedule.count; i++) {
-        use.split |= schedule.actions[i].kind == TR_BACKWARD_INPUT;
-        use.both |= schedule.actions[i].kind == TR_FORWARD_BACKWARD;
-    }
+    tr_slot_use use = use_of(&schedule);
     int64_t working = tr_model_plan_activations(job->model, &use, c->training.micro_batch_size,
                                                 c->data.sequence_length);
     tr_schedule_free(&schedule);

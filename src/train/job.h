@@ -37,6 +37,8 @@ tr_status tr_job_open_synthetic(tr_job *job);
 /* Collective on world, after tr_job_create. Slots and schedule for training; the device's groups
  * have joined. */
 tr_status tr_job_open_pipeline(tr_job *job);
+/* Collective on world, then. The memory of training steps (tr_model_reserve). */
+tr_status tr_job_reserve_steps(tr_job *job);
 void tr_job_destroy(tr_job *job); /* Collective on world. NULL-safe */
 /* Local. Computes with this job's threads from now on, where a process holds two jobs in turn. */
 void tr_job_use_threads(const tr_job *job);

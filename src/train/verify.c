@@ -84,6 +84,7 @@ static tr_status open_side(verification *v, side *s, tr_comm *comm, bool full,
     TR_TRY(tr_job_create(s->config, comm, false, &s->job));
     TR_TRY(open_samples(v, s, full));
     TR_TRY(tr_job_open_pipeline(s->job));
+    TR_TRY(tr_job_reserve_steps(s->job));
     TR_TRY(tr_job_init_weights(s->job));
     s->step = tr_step_create(s->job);
     tr_step_watch(s->step, begins, v);

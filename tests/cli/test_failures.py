@@ -225,14 +225,18 @@ def test_one_rank_cannot_write_or_read(lab, ranks):
     assert saved_steps(lab, "run") == [5, 10, 15, 20]
 
 
+# 2.5 GB of address space, of which the libraries take the most.
+LIMIT_RANK_1 = ("sh", "-c", 'if [ "$OMPI_COMM_WORLD_RANK" = 1 ]; then ulimit -v 2500000; fi; '
+                            'exec "$@"', "sh")
+
+
 @pytest.mark.parametrize("ranks, limited", [(1, None), (2, None), (2, 1)])
 def test_model_larger_than_memory(lab, ranks, limited):
     """Of the machine, or of what one rank is allowed: one text for all, and what would do."""
     width = 4096 if limited else 1048576
     config = small(lab, "run", model=dict(hidden_size=width, intermediate_size=width))
-    limit = 'if [ "$OMPI_COMM_WORLD_RANK" = 1 ]; then ulimit -v 2500000; fi; exec "$@"'
     done = lab.train(config, ranks=ranks, code=70, timeout=60,
-                     prefix=("sh", "-c", limit, "sh") if limited else ())
+                     prefix=LIMIT_RANK_1 if limited else ())
     error, = [line for line in done.stderr.splitlines() if "rror: " in line]
     assert f"out of memory: rank {limited or 0} of {ranks} asks for " in error
     asked = float(re.search(r"asks for ([\d.]+) MiB", error)[1])
@@ -240,6 +244,34 @@ def test_model_larger_than_memory(lab, ranks, limited):
     assert asked == float(re.search(r"memory +([\d.]+) MiB", plan)[1])
     for remedy in ("parallel.zero 3 (now 1)", "more ranks", "fewer or narrower layers"):
         assert remedy in error
+
+
+LARGE_BATCH = dict(global_batch_size=65536, micro_batch_size=32768, evaluate_batches=1)
+
+
+def test_activations_larger_than_memory(lab):
+    """Of one rank: all know it before the first step."""
+    config = small(lab, "run", training=LARGE_BATCH)
+    done = lab.train(config, ranks=2, code=70, timeout=60, prefix=LIMIT_RANK_1)
+    error, = [line for line in done.stderr.splitlines() if "rror: " in line]
+    assert "out of memory: rank 1 of 2 asks for about " in error
+    asked = re.search(r"about ([\d.]+) MiB for the activations of 1 micro-batch in f", error)[1]
+    assert re.search(rf"about {asked} MiB for 1 micro-batch in flight", done.stdout)
+    for remedy in ("training.micro_batch_size (now 32768)", "parallel.recompute full (now none)",
+                   "more ranks"):
+        assert remedy in error
+    assert not (lab.path / "runs").exists()
+
+
+def test_memory_that_ends_at_work(lab):
+    """Nothing is taken in advance for an evaluation: a rank that then has none ends the job."""
+    config = small(lab, "run", training=dict(steps=1), checkpoint=dict(every=1))
+    lab.train(config)
+    large = small(lab, "large", training=LARGE_BATCH)
+    done = lab.run("eval", large, "--checkpoint", lab.checkpoint_path("run", 1), ranks=2, code=70,
+                   timeout=120, prefix=LIMIT_RANK_1)
+    error, = [line for line in done.stderr.splitlines() if line.startswith("error: out of memory")]
+    assert "(rank 1" in error and "micro_batch_size" in error
 
 
 @pytest.mark.parametrize("key", ["run.directory", "checkpoint.directory"])
