@@ -37,6 +37,8 @@ static const shape cases[] = {
     {.Sq = 100, .Sk = 100, .Dqk = 64, .causal = true, .k_start = 100, .Hq = 2},
     {.Sq = 100, .Sk = 170, .Dqk = 64, .causal = true, .q_start = 131, .k_start = 77, .Hq = 2},
     {.Sq = 1, .Sk = 513, .Dqk = 128, .Hq = 6, .Hkv = 2},
+    /* so many tiles of queries that GPU kernels look for the next one several times */
+    {.Sq = 2100, .Sk = 40, .Dqk = 16, .causal = true, .k_start = 2070},
     /* windows, documents, sparse masks */
     {.Sq = 257, .Dqk = 64, .causal = true, .window = 1},
     {.Sq = 257, .Dqk = 64, .causal = true, .window = 33, .Hq = 2},
@@ -77,7 +79,6 @@ static void describe(char *text, size_t n, const problem *p) {
 static bool compare(problem *p, const maker *m, double tolerance) {
     char text[96];
     bool good = true;
-    if (too_slow(m, &p->a)) return true;
     describe(text, sizeof text, p);
     problem_poison(p);
     run_forward(m, &p->a);
@@ -109,7 +110,8 @@ static void agrees_with_float64(void **state) {
 }
 
 /* Scores that climb along the keys, by less and by more than what kernels let pass before they take
- * probabilities relative to a new maximum, and that fall again; some query heads alone. */
+ * probabilities relative to a new maximum, and that fall again; some query heads alone. Few queries
+ * suffice: each meets them. */
 static void scores_may_climb(void **state) {
     (void)state;
     const double steps[] = {0.02, 0.2, 1.0, 8.0, -0.3};
@@ -117,10 +119,16 @@ static void scores_may_climb(void **state) {
     for (size_t i = 0; i < sizeof steps / sizeof *steps; i++)
         /* inputs rounded to bf16 give large scores another value */
         for (int bf16 = 0; bf16 < (steps[i] > 1 ? 1 : 2); bf16++) {
-            const shape s = {.Sq = 700, .Dqk = 64, .Hq = 2, .causal = true, .scale = 0.02f};
+            const shape s = {.Sq = 60,
+                             .Sk = 700,
+                             .Dqk = 64,
+                             .Hq = 2,
+                             .causal = true,
+                             .q_start = 640,
+                             .scale = 0.02f};
             tr_dtype t = bf16 ? TR_BF16 : TR_F32;
             problem p = problem_make(&s, t, t, t);
-            for (int64_t j = 0; j < s.Sq; j++)
+            for (int64_t j = 0; j < s.Sk; j++)
                 for (int64_t d = 0; d < s.Dqk; d++) /* head 1 */
                     p.k[(j * 2 + 1) * s.Dqk + d] *= 1 + steps[i] * (double)(j % 600) / 10;
             problem_upload(&p);

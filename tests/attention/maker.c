@@ -6,12 +6,11 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { GUARD = 256, SLOW_PAIRS = 1 << 17 }; /* pairs of a query and a key, of all heads */
+enum { GUARD = 256 };
 
-maker makers[MAKERS] = {{.name = "ref"},        {.name = "portable"},
-                        {.name = "avx2"},       {.name = "avx512"},
-                        {.name = "avx512bf16"}, {.name = "simt", .emulated = true},
-                        {.name = "cuda"},       {.name = "simt-check", .emulated = true}};
+maker makers[MAKERS] = {{.name = "ref"},    {.name = "portable"},   {.name = "avx2"},
+                        {.name = "avx512"}, {.name = "avx512bf16"}, {.name = "simt"},
+                        {.name = "cuda"},   {.name = "simt-check"}};
 
 /* --- which there are ---------------------------------------------------------------------------
  */
@@ -61,13 +60,6 @@ const maker *next_maker(const maker *m) {
     for (m = m ? m + 1 : makers; m < makers + MAKERS; m++)
         if (m->here) return m;
     return NULL;
-}
-
-bool too_slow(const maker *m, const tr_attention *a) {
-    if (!m->emulated || a->B * a->Hq * a->Sq * a->Sk <= SLOW_PAIRS) return false;
-    printf("%-11s skipped, too slow: B%d H%d S%dx%d\n", m->name, (int)a->B, (int)a->Hq, (int)a->Sq,
-           (int)a->Sk);
-    return true;
 }
 
 /* --- copies ------------------------------------------------------------------------------------

@@ -35,7 +35,6 @@ typedef struct {
     tr_kernels k;
     bool here;         /* this machine runs it */
     tr_device *device; /* of a module, with memory of its own; NULL: the host's */
-    bool emulated;     /* thousands of times slower than the others */
 } maker;
 
 enum { CPU_MAKERS = 5, MAKERS = CPU_MAKERS + 3 };
@@ -51,8 +50,6 @@ const maker *next_maker(const maker *m);
  * its results are copied back. A finding of a device that checks fails the test. */
 void run_forward(const maker *m, const tr_attention *a);
 void run_backward(const maker *m, const tr_attention *a);
-/* Whether a maker is too slow for the call, which is printed. */
-bool too_slow(const maker *m, const tr_attention *a);
 
 /* Inputs are correlated: q, k, v and dout share a common part. t is F32 or BF16; out_t and grad_t
  * likewise. All outputs hold NaN bytes. */
