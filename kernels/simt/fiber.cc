@@ -22,6 +22,8 @@ simt_counts simt_count;
 
 namespace simt {
 
+unsigned char *stack_now;
+
 /* Saves the callee's registers of the System V ABI and the stack pointer in *save, and goes on
  * where `to` was saved. */
 extern "C" __attribute__((visibility("hidden"))) void simt_switch(void **save, void *to);
@@ -95,6 +97,7 @@ void finish_switch(const fiber &me) {
 void switch_to(fiber &to) {
     fiber &from = *fibers.current;
     fibers.current = &to;
+    stack_now = to.stack;
     simt_count.switches++;
     start_switch(from, to);
     simt_switch(&from.sp, to.sp);
@@ -107,7 +110,10 @@ void arm(fiber &f) {
 #if SIMT_ASAN
     __asan_unpoison_memory_region(f.stack, STACK_BYTES);
 #endif
-    void **top = reinterpret_cast<void **>(f.stack + STACK_BYTES);
+    /* Stacks are whole pages apart: from their very tops they would share a few sets of the cache.
+     * 5 lines further each, all 64 of a page are used. */
+    size_t lower = (size_t)(&f - fibers.all) * 5 % 64 * 64;
+    void **top = reinterpret_cast<void **>(f.stack + STACK_BYTES - lower);
     *--top = nullptr; /* keeps the stack as after a call: 8 off a multiple of 16 */
     *--top = reinterpret_cast<void *>(fiber_main);
     top -= 6; /* the registers that simt_switch restores */
@@ -238,11 +244,6 @@ void fibers_run_block() {
     first.on = idle_fiber();
     switch_to(*first.on);
     simt_self = nullptr;
-}
-
-bool on_current_stack(const void *p) {
-    size_t offset = (size_t)(static_cast<const unsigned char *>(p) - fibers.current->stack);
-    return offset < STACK_BYTES;
 }
 
 void *current_stack_top() {

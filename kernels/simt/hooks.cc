@@ -44,12 +44,13 @@ bool in_arguments(const void *p) {
 /* An address that is neither device memory nor the thread's own. */
 void outside(const void *p, size_t bytes, access_kind kind, const void *pc) {
     if ((uintptr_t)p - own.begin < own.end - own.begin) return; /* threadIdx and the like */
-    if (!simt_self || in_arguments(p) || on_current_stack(p) || is_pinned(p)) return;
+    if (!simt_self || in_arguments(p) || is_pinned(p)) return;
     report("host memory", pc, nullptr, "thread %d: %s of %zu bytes at %p, which is host memory",
            simt_self->id, kind == READ ? "read" : "write", bytes, p);
 }
 
 inline void hook(const void *p, size_t bytes, access_kind kind, const void *pc) {
+    if (simt_self && on_current_stack(p)) return;
     if (arena_offset(p) >= arena.bytes)
         outside(p, bytes, kind, pc);
     else if (!simt_self)

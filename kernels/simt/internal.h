@@ -119,7 +119,10 @@ void make_ready(thread &t);
 void ready_reset();
 void wait_here(); /* self() has set its state and gives way until made ready */
 [[noreturn]] void abort_block();
-bool on_current_stack(const void *p);
+extern unsigned char *stack_now; /* of the fiber that runs */
+inline bool on_current_stack(const void *p) {
+    return (size_t)(static_cast<const unsigned char *>(p) - stack_now) < STACK_BYTES;
+}
 bool in_guard_page(const void *p);
 void *current_stack_top();
 

@@ -26,42 +26,69 @@ struct ldmatrix_operands {
     const void *pc;
 };
 
-float half_of(uint32_t pair, int upper) {
-    uint32_t bits = upper ? pair & 0xffff0000u : pair << 16;
-    float f;
-    memcpy(&f, &bits, sizeof f);
-    return f;
+/* Where g and t of a lane's fragments are. */
+constexpr int row_of(int lane) {
+    return lane / 4;
+}
+constexpr int column_of(int lane) {
+    return 2 * (lane % 4);
 }
 
-void multiply(float (*__restrict__ d)[N], const float (*__restrict__ a)[K],
-              const float (*__restrict__ b)[N]) {
-    for (int i = 0; i < M; i++)
-        for (int k = 0; k < K; k++)
-            for (int j = 0; j < N; j++) d[i][j] += a[i][k] * b[k][j];
+/* The two bf16 of a register as floats, the lower first. */
+void unpack(float *to, uint32_t pair) {
+    uint64_t bits = (uint64_t)(pair & 0xffff0000u) << 32 | pair << 16;
+    memcpy(to, &bits, sizeof bits);
+}
+
+typedef float float_row __attribute__((vector_size(N * sizeof(float))));
+
+/* d += a b. No product is fused with its sum: the bits are the same on every processor. */
+__attribute__((always_inline)) inline void multiply(float (*d)[N], const float (*a)[K],
+                                                    const float (*b)[N]) {
+    for (int i = 0; i < M; i += 4) {
+        float_row sum[4], of_b;
+        memcpy(sum, d[i], sizeof sum);
+        for (int k = 0; k < K; k++) {
+            memcpy(&of_b, b[k], sizeof of_b);
+            for (int r = 0; r < 4; r++) sum[r] += a[i + r][k] * of_b;
+        }
+        memcpy(d[i], sum, sizeof sum);
+    }
+}
+
+__attribute__((target("avx2"))) void multiply_avx2(float (*d)[N], const float (*a)[K],
+                                                   const float (*b)[N]) {
+    multiply(d, a, b);
+}
+
+void multiply_anywhere(float (*d)[N], const float (*a)[K], const float (*b)[N]) {
+    multiply(d, a, b);
 }
 
 void compute_mma(warp &w, collective &c) {
+    static const auto best = __builtin_cpu_supports("avx2") ? multiply_avx2 : multiply_anywhere;
     if (c.arrived != ~0u) {
         report("mma", nullptr, nullptr, "warp %d has exited lanes at %s: an mma takes all 32",
                w.index, c.site);
         return;
     }
-    float a[M][K], b[K][N], d[M][N];
+    float a[M][K], b[K][N], d[M][N], pair[2];
     for (int lane = 0; lane < LANES; lane++) {
         const mma_operands &o = *static_cast<mma_operands *>(c.payload[lane]);
-        int g = lane / 4, t = 2 * (lane % 4);
-        for (int h = 0; h < 2; h++) {
-            for (int r = 0; r < 4; r++)
-                a[g + 8 * (r % 2)][t + 8 * (r / 2) + h] = half_of(o.a[r], h);
-            for (int r = 0; r < 2; r++) b[t + 8 * r + h][g] = half_of(o.b[r], h);
+        int g = row_of(lane), t = column_of(lane);
+        for (int r = 0; r < 4; r++) unpack(a[g + 8 * (r % 2)] + t + 8 * (r / 2), o.a[r]);
+        for (int r = 0; r < 2; r++) {
+            unpack(pair, o.b[r]);
+            b[t + 8 * r][g] = pair[0];
+            b[t + 8 * r + 1][g] = pair[1];
         }
-        for (int r = 0; r < 4; r++) d[g + 8 * (r / 2)][t + r % 2] = o.c[r];
+        for (int r = 0; r < 2; r++) memcpy(d[g + 8 * r] + t, o.c + 2 * r, 2 * sizeof(float));
     }
-    multiply(d, a, b);
+    best(d, a, b);
     for (int lane = 0; lane < LANES; lane++) {
         const mma_operands &o = *static_cast<mma_operands *>(c.payload[lane]);
-        int g = lane / 4, t = 2 * (lane % 4);
-        for (int r = 0; r < 4; r++) o.d[r] = d[g + 8 * (r / 2)][t + r % 2];
+        int g = row_of(lane), t = column_of(lane);
+        for (int r = 0; r < 2; r++) memcpy(o.d + 2 * r, d[g + 8 * r] + t, 2 * sizeof(float));
     }
 }
 
@@ -86,7 +113,7 @@ void compute_ldmatrix(warp &w, collective &c) {
     }
     for (int lane = 0; lane < LANES; lane++) {
         const ldmatrix_operands &o = *static_cast<ldmatrix_operands *>(c.payload[lane]);
-        int g = lane / 4, t = 2 * (lane % 4);
+        int g = row_of(lane), t = column_of(lane);
         for (int i = 0; i < 4; i++) {
             uint32_t low = o.transposed ? row[8 * i + t][g] : row[8 * i + g][t];
             uint32_t high = o.transposed ? row[8 * i + t + 1][g] : row[8 * i + g][t + 1];

@@ -199,15 +199,21 @@ inline void note_read(const request &q, cell &c, unsigned mask) {
     c.r_pc = pack_pc(q.pc);
 }
 
-/* Of a fresh granule, or one that only this thread has touched, nothing can be wrong but its
- * state: that is nearly every access. */
-inline bool is_own(const request &q, const cell &c) {
-    bool own_write = !(c.flags & HAS_WRITE) ||
-                     (c.flags == HAS_WRITE && c.w_thread == q.t->pub.id && c.w_block == now.number);
-    bool own_reads = !c.r_warps || q.kind == READ ||
-                     (c.r_block == now.number && c.r_warps == 1u << q.t->pub.warp &&
-                      c.r_lanes == 1u << q.t->pub.lane);
-    return own_write && own_reads;
+/* Whether all earlier accesses are of this thread, or ordered before this one: then nothing can be
+ * wrong but the granule's state. That is nearly every access; what is asked here is enough for an
+ * order, not all that makes one. */
+inline bool is_ordered(const request &q, const cell &c) {
+    const simt_thread &t = q.t->pub;
+    bool writes =
+        !(c.flags & HAS_WRITE) || (c.flags == HAS_WRITE && c.w_block == now.number &&
+                                   (c.w_epoch != now.epoch || c.w_thread == t.id ||
+                                    (c.w_thread / LANES == t.warp && c.w_syncs != q.syncs)));
+    bool reads =
+        !c.r_warps || q.kind == READ ||
+        (c.r_block == now.number &&
+         (c.r_epoch != now.epoch ||
+          (c.r_warps == 1u << t.warp && (c.r_lanes == 1u << t.lane || c.r_syncs != q.syncs))));
+    return writes && reads;
 }
 
 /* Reports what is wrong with an access, and returns whether anything is. */
@@ -235,7 +241,7 @@ inline bool visit(const request &q, size_t granule, unsigned mask, uint32_t seri
         c.r_warps = 0;
         shadow.touched++;
     }
-    bool simple = (state & needed) == needed && is_own(q, c);
+    bool simple = (state & needed) == needed && is_ordered(q, c);
     if (!simple && is_wrong(q, c, state, mask)) return false;
     if (q.kind == READ) {
         note_read(q, c, mask);

@@ -127,6 +127,23 @@ template <bool BUG> static void run_bytes() {
     simt_free(a);
 }
 
+/* Of 16 bytes read at once the last four alone are written by another warp. */
+template <bool BUG> __global__ void end_of_vector(float *out) {
+    SIMT_DYN_SMEM(float, s);
+    int i = (int)threadIdx.x;
+    for (int k = 0; k < 4; k++) s[4 * i + k] = 1;
+    SYNCTHREADS();
+    s[4 * i + 3] = 2; /* bug end_of_vector */
+    if (!BUG) SYNCTHREADS();
+    uint4 v = ld128(s + 4 * ((i + 32) % 64)); /* bug end_of_vector */
+    out[i] = __int_as_float((int)v.w);
+}
+template <bool BUG> static void run_end_of_vector() {
+    float *out = device_array<float>(64);
+    LAUNCH(end_of_vector<BUG>, 1, 64, 1024, 0)(out);
+    simt_free(out);
+}
+
 /* Memory that nobody wrote */
 
 template <bool BUG> __global__ void unwritten_shared(float *out) {
@@ -150,6 +167,20 @@ template <bool BUG> static void run_unwritten_global() {
     float *out = device_array<float>(64);
     simt_memset(a, 0, BUG ? 126 : 128);
     LAUNCH(read_all, 1, 64, 0, 0)(a, out);
+    simt_free(a);
+    simt_free(out);
+}
+
+/* The same of the last two of 16 bytes read at once. */
+__global__ void read_vectors(const bf16 *a, float *out) {
+    uint4 v = ld128(a + 8 * threadIdx.x); /* bug unwritten_vector */
+    out[threadIdx.x] = __int_as_float((int)v.x);
+}
+template <bool BUG> static void run_unwritten_vector() {
+    bf16 *a = device_array<bf16>(64);
+    float *out = device_array<float>(8);
+    simt_memset(a, 0, BUG ? 126 : 128);
+    LAUNCH(read_vectors, 1, 8, 0, 0)(a, out);
     simt_free(a);
     simt_free(out);
 }
@@ -304,8 +335,10 @@ int main() {
         {"read_neighbour", "race", PAIR(run_read_neighbour)},
         {"atomic_and_plain", "race", PAIR(run_atomic_and_plain)},
         {"bytes", "race", PAIR(run_bytes)},
+        {"end_of_vector", "race", PAIR(run_end_of_vector)},
         {"unwritten_shared", "uninitialised read", PAIR(run_unwritten_shared)},
         {"unwritten_global", "uninitialised read", PAIR(run_unwritten_global)},
+        {"unwritten_vector", "uninitialised read", PAIR(run_unwritten_vector)},
         {"unwritten_global", "uninitialised read", PAIR(run_unwritten_copy)},
         {"beyond_global", "out of bounds", PAIR(run_beyond_global)},
         {"before_global", "out of bounds", PAIR(run_before_global)},
