@@ -172,7 +172,9 @@ struct tr_kernels {
     void (*embedding_forward)(tr_stream *s, tr_dtype t, void *y /* [N,H] */,
                               const int32_t *token /* [N] */, const void *table /* [V,H] */,
                               int64_t first, int64_t V, int64_t N, int64_t H);
-    /* += in row order; tokens that the table has not are passed over. */
+    /* +=; tokens that the table has not are passed over. The rows of a token are added in row
+     * order, or in sums of 128, in that order, after its first 128: the same bits in every run,
+     * whatever the other tokens are. */
     void (*embedding_backward)(tr_stream *s, tr_dtype t, float *dtable, const int32_t *token,
                                const void *dy, int64_t first, int64_t V, int64_t N, int64_t H);
     /* loss[n] = lse(logits[n]) - logits[n,label[n]] (0 where label < 0); *loss_sum += sum in fp64.

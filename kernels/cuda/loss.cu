@@ -2,10 +2,11 @@
  *
  * All are bound by memory. Bytes an element, b = bytes of the type: embedding 2b, and its backward
  * b an element of dy and 8 an element of each row of the table that occurs. Its tokens are sorted
- * first (sort.cu), then a warp sums a run of equal tokens over 32 neighbouring groups of columns in
- * row order: a token that fills the batch is N rows one after another, at the pace of H/128 warps.
- * Cross-entropy reads each logit once for the loss (4), and again for the gradient (4 + b): a row
- * of a large vocabulary does not fit on a multiprocessor. Not measured on a card yet. */
+ * first (sort.cu); then a warp sums a segment of up to 128 equal tokens over 32 neighbouring groups
+ * of columns in row order, and a second kernel adds the segments after a token's first. So a token
+ * that fills the batch is 128 + N/128 rows one after another, and moves 8/128 bytes an element
+ * more. Cross-entropy reads each logit once for the loss (4), and again for the gradient (4 + b): a
+ * row of a large vocabulary does not fit on a multiprocessor. Not measured on a card yet. */
 #include "kernels/cuda/sort.h"
 #include "kernels/cuda/vec.h"
 
@@ -61,68 +62,154 @@ __global__ void embed_pairs(tr_cuda_pairs to, const int32_t *token, int64_t firs
     }
 }
 
-enum { AHEAD = 8 }; /* rows of dy on their way at a time */
+enum {
+    AHEAD = 8,    /* rows on their way at a time */
+    SEGMENT = 128 /* rows that are summed one after another; whole warps */
+};
 
-/* Adds to sum[] columns c.. of the rows of dy whose pairs begin at p: those of `row`. */
+/* How many of 32 pairs, `step` apart from p on, are of `row`, up to the first that is not. By whole
+ * warps. */
+DEVFN int count_same(const uint32_t *key, uint32_t row, int64_t p, int64_t step, int64_t rows) {
+    const int64_t at = p + (int)threadIdx.x % WARP * step;
+    const unsigned same = __ballot_sync(0xffffffffu, at < rows && key[at] == row);
+    return same == ~0u ? (int)WARP : __ffs((int)~same) - 1;
+}
+
+/* Adds to sum[] columns c.. of `count` rows of x; lane i holds the number of the i-th. By whole
+ * warps. */
 template <int N, class T>
-DEVFN void add_run(float (&sum)[N], tr_cuda_pairs pairs, uint32_t row, int64_t p, int64_t rows,
-                   const T *dy, int64_t H, int64_t c) {
-    const int lane = (int)threadIdx.x % WARP;
-    for (unsigned same = ~0u; same == ~0u; p += WARP) {
-        const bool live = p + lane < rows;
-        same = __ballot_sync(0xffffffffu, live && pairs.key[p + lane] == row);
-        const int value = live ? pairs.value[p + lane] : 0;
-        const int count = same == ~0u ? (int)WARP : __ffs((int)~same) - 1;
-        for (int first = 0; first < count; first += AHEAD) {
-            float d[AHEAD][N];
+DEVFN void add_rows(float (&sum)[N], int number, int count, const T *x, int64_t H, int64_t c) {
+    for (int first = 0; first < count; first += AHEAD) {
+        float v[AHEAD][N];
 #pragma unroll
-            for (int i = 0; i < AHEAD; i++) {
-                const int from = __shfl_sync(0xffffffffu, value, (first + i) % WARP);
-                if (first + i < count && c < H) load(d[i], dy + from * H + c);
-            }
-#pragma unroll
-            for (int i = 0; i < AHEAD; i++)
-#pragma unroll
-                for (int j = 0; j < N; j++)
-                    if (first + i < count && c < H) sum[j] += d[i][j];
+        for (int i = 0; i < AHEAD; i++) {
+            const int from = __shfl_sync(0xffffffffu, number, (first + i) % WARP);
+            if (first + i < count && c < H) load(v[i], x + from * H + c);
         }
+#pragma unroll
+        for (int i = 0; i < AHEAD; i++)
+#pragma unroll
+            for (int j = 0; j < N; j++)
+                if (first + i < count && c < H) sum[j] += v[i][j];
     }
 }
 
-/* An item is a pair and 32 N columns of it; the first pair of a row does the work for all. */
+/* Adds the segment whose pairs begin at p: the rows of dy of the pairs of `row` there. */
+template <int N, class T>
+DEVFN void add_segment(float (&sum)[N], tr_cuda_pairs pairs, uint32_t row, int64_t p, int64_t rows,
+                       const T *dy, int64_t H, int64_t c) {
+    const int lane = (int)threadIdx.x % WARP;
+    for (int64_t at = p, count = WARP; at < p + SEGMENT && count == WARP; at += WARP) {
+        count = count_same(pairs.key, row, at, 1, rows);
+        add_rows(sum, lane < count ? pairs.value[at + lane] : 0, (int)count, dy, H, c);
+    }
+}
+
+/* The first pair of `row`, of those up to p, which is of it. */
+DEVFN int64_t run_begin(const uint32_t *key, uint32_t row, int64_t p) {
+    int64_t below = -1, at = p;
+    while (at - below > 1) {
+        const int64_t middle = below + (at - below) / 2;
+        if (key[middle] == row)
+            at = middle;
+        else
+            below = middle;
+    }
+    return at;
+}
+
+/* Where a segment after the first of its token begins, in the tile of SEGMENT pairs that p begins:
+ * there is at most one, as segments are counted from their token's first pair. -1: there is none.
+ */
+DEVFN int64_t later_segment(const uint32_t *key, int64_t p, int64_t V, int64_t rows,
+                            int64_t *begin_p) {
+    const uint32_t row = key[p];
+    if (row == (uint32_t)V || p == 0 || key[p - 1] != row) return -1;
+    *begin_p = run_begin(key, row, p - 1);
+    const int64_t at = *begin_p + (p - *begin_p + SEGMENT - 1) / SEGMENT * SEGMENT;
+    return at < rows && key[at] == row ? at : -1;
+}
+
+/* An item is a pair and 32 N columns. The first pair of a token adds its first segment to the
+ * table; the first of a tile leaves the later segment that begins there in rest[tile]. */
 template <class T, int N>
-__global__ void embed_sum(float *dtable, tr_cuda_pairs pairs, const T *dy, int64_t V, int64_t rows,
-                          int64_t H) {
+__global__ void embed_sum(float *dtable, float *rest /* [tiles, H] */, tr_cuda_pairs pairs,
+                          const T *dy, int64_t V, int64_t rows, int64_t H) {
     const int64_t chunks = (H + WARP * N - 1) / (WARP * N);
     for (int64_t item = (int64_t)blockIdx.x * WARPS + threadIdx.x / WARP; item < rows * chunks;
          item += (int64_t)gridDim.x * WARPS) {
         const int64_t p = item / chunks, c = (item % chunks * WARP + threadIdx.x % WARP) * N;
         const uint32_t row = pairs.key[p];
-        if (row == (uint32_t)V || (p > 0 && pairs.key[p - 1] == row)) continue;
+        float sum[N] = {0}, *to = dtable + row * H + c;
+        if (row != (uint32_t)V && (p == 0 || pairs.key[p - 1] != row)) {
+            if (c < H) load(sum, to);
+            add_segment(sum, pairs, row, p, rows, dy, H, c);
+            if (c < H) store(to, sum);
+        } else if (p % SEGMENT == 0) {
+            int64_t begin = 0;
+            const int64_t at = later_segment(pairs.key, p, V, rows, &begin);
+            if (at < 0) continue;
+            add_segment(sum, pairs, row, at, rows, dy, H, c);
+            if (c < H) store(rest + p / SEGMENT * H + c, sum);
+        }
+    }
+}
+
+/* An item is a tile and 32 N columns; the one with a token's second segment adds all its later
+ * ones, which lie in tile after tile. */
+template <int N>
+__global__ void embed_rest(float *dtable, const float *rest, const uint32_t *key, int64_t V,
+                           int64_t rows, int64_t H) {
+    const int64_t chunks = (H + WARP * N - 1) / (WARP * N);
+    const int64_t tiles = (rows + SEGMENT - 1) / SEGMENT;
+    for (int64_t item = (int64_t)blockIdx.x * WARPS + threadIdx.x / WARP; item < tiles * chunks;
+         item += (int64_t)gridDim.x * WARPS) {
+        const int64_t c = (item % chunks * WARP + threadIdx.x % WARP) * N;
+        int64_t tile = item / chunks, begin = 0;
+        int64_t at = later_segment(key, tile * SEGMENT, V, rows, &begin);
+        if (at < 0 || at - begin != SEGMENT) continue;
+        const uint32_t row = key[at];
         float sum[N] = {0}, *to = dtable + row * H + c;
         if (c < H) load(sum, to);
-        add_run(sum, pairs, row, p, rows, dy, H, c);
+        for (int count = WARP; count == WARP; at += WARP * SEGMENT, tile += WARP) {
+            count = count_same(key, row, at, SEGMENT, rows);
+            add_rows(sum, (int)tile + (int)threadIdx.x % WARP, count, rest, H, c);
+        }
         if (c < H) store(to, sum);
     }
+}
+
+template <class T, int W>
+static void launch_embed_sums(tr_stream *s, float *dtable, float *rest, tr_cuda_pairs pairs,
+                              const T *dy, int64_t V, int64_t N, int64_t H) {
+    const int64_t chunks = (H + WARP * W - 1) / (WARP * W);
+    LAUNCH((embed_sum<T, W>), blocks_for(N * chunks, WARPS), THREADS, 0, s->handle)
+    (dtable, rest, pairs, dy, V, N, H);
+    tr_cuda_launched(s, "embedding_backward");
+    if (N <= SEGMENT) return;
+    LAUNCH((embed_rest<W>), blocks_for((N + SEGMENT - 1) / SEGMENT * chunks, WARPS), THREADS, 0,
+           s->handle)
+    (dtable, rest, pairs.key, V, N, H);
+    tr_cuda_launched(s, "embedding_backward's later segments");
 }
 
 template <class T>
 static void embed_backward(tr_stream *s, float *dtable, const int32_t *token, const T *dy,
                            int64_t first, int64_t V, int64_t N, int64_t H) {
-    constexpr int W = MIXED<T, float>;
     if (N * H <= 0 || V <= 0) return;
-    tr_cuda_sorter sorter = tr_cuda_sorter_in(tr_cuda_work(s, tr_cuda_sort_bytes(N)), N);
+    const size_t sort_bytes = tr_cuda_sort_bytes(N);
+    const size_t rest_bytes = (size_t)((N + SEGMENT - 1) / SEGMENT * H) * sizeof(float);
+    char *work = (char *)tr_cuda_work(s, sort_bytes + rest_bytes);
+    float *rest = (float *)(work + sort_bytes);
+    tr_cuda_sorter sorter = tr_cuda_sorter_in(work, N);
     LAUNCH(embed_pairs, blocks_for(N, THREADS), THREADS, 0, s->handle)
     (sorter.pairs, token, first, V, N);
     tr_cuda_launched(s, "embedding_backward's pairs");
     tr_cuda_sort(s, &sorter, tr_cuda_key_bits(V + 1));
     if (is_wide(dy, H) && is_wide(dtable, H))
-        LAUNCH((embed_sum<T, W>), blocks_for(N * ((H + WARP * W - 1) / (WARP * W)), WARPS), THREADS,
-               0, s->handle)
-    (dtable, sorter.pairs, dy, V, N, H);
-    else LAUNCH((embed_sum<T, 1>), blocks_for(N * ((H + WARP - 1) / WARP), WARPS), THREADS, 0,
-                s->handle)(dtable, sorter.pairs, dy, V, N, H);
-    tr_cuda_launched(s, "embedding_backward");
+        launch_embed_sums<T, MIXED<T, float>>(s, dtable, rest, sorter.pairs, dy, V, N, H);
+    else
+        launch_embed_sums<T, 1>(s, dtable, rest, sorter.pairs, dy, V, N, H);
 }
 
 static void embedding_backward(tr_stream *s, tr_dtype t, float *dtable, const int32_t *token,
