@@ -57,6 +57,12 @@ void kt_run(void **state) {
     for (char *rest = list, *name; (name = strsep(&rest, ","));) run_on(*state, name);
 }
 
+int kt_threads(const kt_maker *m, int most) {
+    if (m->device->host_memory) return most;
+    printf("  %-10s 3 to %d threads skipped: the host's threads are not its\n", m->name, most);
+    return 2;
+}
+
 /* --- numbers -----------------------------------------------------------------------------------
  */
 

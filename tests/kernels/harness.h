@@ -63,6 +63,10 @@ void kt_release(kt_maker *m);
 /* Waits for the stream, downloads, checks the guards; returns x->value, now the present content. */
 const double *kt_read(kt_maker *m, kt_tensor *x);
 
+/* How many threads, of up to `most`, concern the maker: all on the host; elsewhere 2, which is one
+ * repetition, and that the others are skipped is printed. */
+int kt_threads(const kt_maker *m, int most);
+
 /* Rounds to what t stores. */
 double kt_round(tr_dtype t, double x);
 /* A tolerance for a result stored as t that a kernel computes in fp32: 1e-5, or 8e-3 for bf16. */

@@ -82,12 +82,12 @@ static void known_updates(kt_maker *m) {
 
 static void sum_squares_equals_loops(kt_maker *m) {
     static const int64_t sizes[] = {0, 1, 31, 33, 4096, 4097, 123457};
-    int before = omp_get_max_threads();
+    int before = omp_get_max_threads(), most = kt_threads(m, 4);
     for (int i = 0; i < 7; i++) {
         kt_tensor *x = kt_normal(m, TR_F32, sizes[i], 3);
         double want = 2, first = 0;
         for (int64_t j = 0; j < sizes[i]; j++) want += x->value[j] * x->value[j];
-        for (int threads = 1; threads <= 4; threads++) {
+        for (int threads = 1; threads <= most; threads++) {
             omp_set_num_threads(threads);
             kt_tensor *sum = kt_filled(m, TR_F64, 1, 2);
             m->k->sum_squares(m->s, sum->data, x->data, sizes[i]);
