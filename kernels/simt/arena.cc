@@ -7,6 +7,7 @@
  * in every float format, -1 in integers. */
 #include "kernels/simt/internal.h"
 
+#include <algorithm>
 #include <iterator>
 #include <map>
 #include <mutex>
@@ -193,10 +194,13 @@ void *simt_shared(const void *key, size_t bytes) {
                SHARED_DEFAULT);
         abort_block();
     }
-    if (total + shared.dynamic_bytes > SHARED_LIMIT) {
+    size_t allowed = shared_allowed(now.call->kernel);
+    size_t dynamic = std::max(allowed, shared.dynamic_bytes);
+    size_t limit = allowed ? SHARED_LIMIT : SHARED_DEFAULT;
+    if (total + dynamic > limit) {
         report("shared memory", nullptr, nullptr,
-               "%zu bytes of SIMT_SHARED and %zu of SIMT_DYN_SMEM: at most %zu together", total,
-               shared.dynamic_bytes, SHARED_LIMIT);
+               "%zu bytes of SIMT_SHARED and %zu of SIMT_DYN_SMEM: at most %zu together%s", total,
+               dynamic, limit, allowed ? "" : " without SIMT_MAX_SMEM");
         abort_block();
     }
     size_t offset = shared.top;

@@ -149,6 +149,8 @@ void report_deadlock();
 
 /* Reports and returns what is wrong with the sizes of a launch. */
 cudaError_t check_launch(const simt_call &call);
+/* What SIMT_MAX_SMEM said of a kernel; 0: nothing. */
+size_t shared_allowed(const void *kernel);
 void run_kernel(const simt_call &call); /* now, and releases its arguments */
 
 /* Held by whoever runs kernels or changes the arena. */

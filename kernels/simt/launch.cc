@@ -2,6 +2,7 @@
  * Floor: kernels. */
 #include "kernels/simt/internal.h"
 
+#include <algorithm>
 #include <map>
 #include <stdlib.h>
 #include <xmmintrin.h>
@@ -71,6 +72,11 @@ void run_grid() {
 
 } // namespace
 
+size_t shared_allowed(const void *kernel) {
+    auto allowed = allowed_shared.find(kernel);
+    return allowed == allowed_shared.end() ? 0 : allowed->second;
+}
+
 cudaError_t check_launch(const simt_call &call) {
     const dim3 &g = call.grid, &b = call.block;
     uint64_t threads = (uint64_t)b.x * b.y * b.z;
@@ -85,9 +91,7 @@ cudaError_t check_launch(const simt_call &call) {
                call.name, g.x, g.y, g.z);
         return cudaErrorInvalidConfiguration;
     }
-    auto allowed = allowed_shared.find(call.kernel);
-    size_t limit = allowed == allowed_shared.end() ? SHARED_DEFAULT : allowed->second;
-    if (limit < SHARED_DEFAULT) limit = SHARED_DEFAULT;
+    size_t limit = std::max(shared_allowed(call.kernel), SHARED_DEFAULT);
     if (call.dynamic_bytes > limit) {
         report("shared memory", nullptr, nullptr,
                "kernel %s: %zu bytes of dynamic shared memory, %zu are allowed: SIMT_MAX_SMEM "

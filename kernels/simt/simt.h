@@ -4,7 +4,8 @@
  *
  * Launch     LAUNCH(kernel, grid, block, dynamic_bytes, stream)(arguments...)
  *            A kernel with template arguments stands in parentheses: LAUNCH((f<64, 32>), ...).
- *            SIMT_MAX_SMEM(kernel, bytes) before a launch with more than 48 KB of shared memory.
+ *            SIMT_MAX_SMEM(kernel, bytes of the dynamic part) before a launch with more than 48 KB
+ *            of shared memory, both parts together.
  * Shared     SIMT_SHARED(T, name, n)    T name[n], 16-byte aligned; n is a constant
  *            SIMT_DYN_SMEM(T, name)     T *name: the launch's dynamic shared memory
  * Barriers   SYNCTHREADS()   SYNCWARP(mask)   __syncthreads_or|and|count(predicate)

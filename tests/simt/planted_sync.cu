@@ -235,6 +235,17 @@ template <bool BUG> static void run_static_too_much() {
     LAUNCH(static_too_much<BUG>, 1, 32, 0, 0)();
 }
 
+/* Together they pass 48 KB, which neither does alone. */
+template <bool BUG> __global__ void both_shared() {
+    SIMT_DYN_SMEM(float, a);
+    SIMT_SHARED(float, b, 32);
+    a[threadIdx.x] = b[threadIdx.x] = 0;
+}
+template <bool BUG> static void run_shared_together() {
+    if (!BUG) SIMT_MAX_SMEM(both_shared<BUG>, 48 * 1024);
+    LAUNCH(both_shared<BUG>, 1, 32, 48 * 1024, 0)();
+}
+
 template <bool BUG> static void run_block_size() {
     LAUNCH(nothing, 1, BUG ? 1025 : 1024, 0, 0)();
 }
@@ -285,6 +296,7 @@ int main() {
         {"shared_opt_in", "shared memory", run_shared_opt_in_other, nullptr},
         {"static_too_much", "shared memory", PAIR(run_static_too_much)},
         {"shared_too_much", "shared memory", run_shared_too_much, nullptr},
+        {"shared_together", "shared memory", PAIR(run_shared_together)},
         {"block_size", "launch", PAIR(run_block_size)},
         {"empty_grid", "launch", PAIR(run_empty_grid)},
         {"grid_size", "launch", PAIR(run_grid_size)},
