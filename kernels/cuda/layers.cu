@@ -205,7 +205,7 @@ static void launch_norm_backward(tr_stream *s, const norm_gradients<T> &a, int64
     const unsigned wanted = blocks_for(rows, THREADS / size);
     const unsigned blocks = wanted < NORM_BLOCKS ? wanted : (unsigned)NORM_BLOCKS;
     float *partial = (float *)tr_cuda_work(s, blocks * (size_t)(sums * size) * sizeof(float));
-    if (bytes > 48 * 1024) SIMT_MAX_SMEM((norm_backward<T, N, LAYER>), NORM_SHARED);
+    if (p.in_shared) SIMT_MAX_SMEM((norm_backward<T, N, LAYER>), NORM_SHARED);
     LAUNCH((norm_backward<T, N, LAYER>), blocks, THREADS, p.in_shared ? (size_t)bytes : 0,
            s->handle)
     (a, partial, p);

@@ -11,6 +11,8 @@ static const int64_t norm_shapes[][3] = {/* N, C, stride */
                                          {0, 8, 8},        {1, 1, 1},         {3, 5, 7},
                                          {4, 64, 64},      {2, 129, 200},     {37, 48, 48},
                                          {65, 257, 260},   {300, 1000, 1000}, {40, 1031, 1040},
+                                         /* a block's sums are 48 KB, of layer- or rmsnorm */
+                                         {2, 6144, 6144},  {2, 12288, 12288},
                                          {3, 25001, 25001}};
 enum { NORM_SHAPES = sizeof norm_shapes / sizeof *norm_shapes, NORM_TYPES = 2 };
 static const tr_norm_type norm_types[] = {TR_RMS_NORM, TR_LAYER_NORM};
