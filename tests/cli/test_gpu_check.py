@@ -68,7 +68,8 @@ def test_failing_and_hanging_steps(tmp_path):
     build = fake_build(tmp_path, **{
         "tests/test_kernels_moe": "# TRIREME_TEST_MAKERS\necho 'x is off by 0.5'; exit 1",
         "tests/test_kernels_router": "# TRIREME_TEST_MAKERS\necho '  simt skipped: no module'",
-        "trireme": "case $* in *tiny-dense*) sleep 60 ;; bench*) echo out of memory: 5; exit 70 ;;"
+        "trireme": "case $* in *tiny-dense*) trap '' TERM; echo $$ >\"$HOME/hangs\"; echo step 3;"
+                   " sleep 60 ;; bench*) echo out of memory: 5; exit 70 ;;"
                    " --version) echo trireme 9, commit abc; exit ;; esac; echo error: broken;"
                    " exit 70"})
     said = check(tmp_path, "--device", "simt", "--seconds", "20", code=70,
@@ -81,7 +82,10 @@ def test_failing_and_hanging_steps(tmp_path):
     assert found["dense training, fp32"][0] == "skipped"
     assert "not done within" in found["dense training, fp32"][1]
     assert found["MoE training, fp32"] == ("skipped", "no time left of 20 s")
-    assert "2 failed; report: gpu-check.md" in said
+    assert "2 failed, 1 not done in time; report: gpu-check.md" in said
+    assert "## dense training, fp32\n\n```\nstep 3\n```" in (tmp_path / "gpu-check.md").read_text()
+    hung = Path("/proc") / (tmp_path / "hangs").read_text().strip() / "stat"
+    assert not hung.exists() or ") Z " in hung.read_text(), "it still runs"
     assert "the emulator (no GPU), trireme 9, commit abc, at most 20 s" in said
     assert "\n\ntrireme 9, commit abc, 2" in (tmp_path / "gpu-check.md").read_text()
     build = fake_build(tmp_path)
