@@ -73,14 +73,23 @@ static void print_and_exit(const char *text) {
     exit(TR_ERR_INTERNAL);
 }
 
-/* --- memory ------------------------------------------------------------------------------------
- */
-
 /* An error that the caller takes care of is not to be found by a later cudaGetLastError. */
 static void *forget_error(void) {
     (void)cudaGetLastError();
     return NULL;
 }
+
+static void stream_wait(tr_stream *s) {
+    const tr_device *device = s->device;
+    while (device->meanwhile && cudaStreamQuery(s->handle) == cudaErrorNotReady) {
+        forget_error();
+        device->meanwhile(device->meanwhile_self);
+    }
+    tr_cuda_check(s->device, cudaStreamSynchronize(s->handle), "cudaStreamSynchronize");
+}
+
+/* --- memory ------------------------------------------------------------------------------------
+ */
 
 static void *device_alloc(void *self, size_t bytes) {
     void *memory = NULL;
@@ -129,7 +138,8 @@ static void explain_staging(void *self, char *text, size_t text_bytes) {
 
 void *tr_cuda_work(tr_stream *s, size_t bytes) {
     if (bytes <= s->work_bytes) return s->work;
-    tr_cuda_check(s->device, cudaStreamSynchronize(s->handle), "cudaStreamSynchronize");
+    /* by stream_wait: what is before us may wait for what this process has begun and not issued */
+    if (s->work) stream_wait(s);
     if (s->work) device_free(s->device, s->work, s->work_bytes);
     s->work_bytes = (bytes + WORK_GRAIN - 1) / WORK_GRAIN * WORK_GRAIN;
     s->work = device_alloc(s->device, s->work_bytes);
@@ -182,15 +192,6 @@ static void stream_destroy(tr_stream *s) {
     if (s->blas_end) s->blas_end(s);
     tr_cuda_check(s->device, cudaStreamDestroy(s->handle), "cudaStreamDestroy");
     free(s);
-}
-
-static void stream_wait(tr_stream *s) {
-    const tr_device *device = s->device;
-    while (device->meanwhile && cudaStreamQuery(s->handle) == cudaErrorNotReady) {
-        forget_error();
-        device->meanwhile(device->meanwhile_self);
-    }
-    tr_cuda_check(s->device, cudaStreamSynchronize(s->handle), "cudaStreamSynchronize");
 }
 
 static void copy(tr_stream *s, void *to, const void *from, size_t bytes, tr_copy_kind kind) {
@@ -412,6 +413,9 @@ tr_device *tr_module_open(tr_module_call *call) {
     if (!same_layout(call)) return NULL;
     cuda_device *d = calloc(1, sizeof *d);
     if (!d) abort();
+    /* Before the runtime starts. A group of the fabric has a stream; streams that share one of the
+     * 8 queues which CUDA makes by itself wait for each other, and then ranks in a circle. */
+    if (call->wish->fabric) setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0);
     d->fatal = call->wish->fatal ? call->wish->fatal : print_and_exit;
     cudaStream_t handle;
     if (!choose(call, d) || failed(call, cudaStreamCreateWithFlags(&handle, cudaStreamNonBlocking),

@@ -6,8 +6,9 @@
  * Work that is in a stream ends only if all ranks take part, and the host may be waiting for it in
  * a call of the CUDA runtime. So a thread looks at the groups from time to time: at NCCL's own
  * errors (a connection that broke), and at an event behind each operation. Where one has failed, or
- * has been the next of its stream for longer than the limit, it aborts the group, so that nothing
- * of it runs on, and ends the job. */
+ * has been the next of its stream for longer than the limit, it ends the job. It does not abort the
+ * group before: what waits for an aborted operation goes on, with what happens to be in its buffer,
+ * and ncclCommAbort may itself wait, for a call of the runtime that waits for the operation. */
 #include "kernels/cuda/nccl_fabric.h"
 
 #include "kernels/cuda/stream.h"
@@ -79,9 +80,6 @@ static void fail(tr_fabric_group *g, const char *what, const char *format, ...) 
     va_start(arguments, format);
     vsnprintf(why, sizeof why, format, arguments);
     va_end(arguments);
-    ncclComm_t comm = g->comm;
-    g->comm = NULL;
-    if (comm) (void)ncclCommAbort(comm); /* it ends here either way */
     tr_cuda_fatal(g->fabric->device, "NCCL: %s of %s (rank %d of %d) %s", what, g->name, g->rank,
                   g->size, why);
 }

@@ -26,7 +26,7 @@ struct tr_stream {
 /* Local. Device memory for the kernels that one call of a row enqueues on s, 256-byte aligned,
  * contents undefined (what earlier calls left). There is one block a stream: ask once a call, for
  * all that it needs, and carve it up. The next call on s gets the same block in stream order. It
- * grows on first use, when the host waits for the stream once. */
+ * grows when a call needs more than those before; then the host waits for the stream. */
 void *tr_cuda_work(tr_stream *s, size_t bytes);
 
 /* Local. After every launch: a launch that failed ends the job, naming the kernel. */
