@@ -44,6 +44,11 @@ export OMPI_MCA_oob_tcp_keepalive_time="${OMPI_MCA_oob_tcp_keepalive_time:-5}"
 export OMPI_MCA_oob_tcp_keepalive_intvl="${OMPI_MCA_oob_tcp_keepalive_intvl:-1}"
 export OMPI_MCA_oob_tcp_keepalive_probes="${OMPI_MCA_oob_tcp_keepalive_probes:-3}"
 
+# Over TCP, messages of up to 4 MB go out at once (64 kB as Open MPI comes). A longer one first asks
+# and is answered, and a rank that computes answers late: of the rows that travel to experts under a
+# shared expert twice as much time hides.
+export OMPI_MCA_btl_tcp_eager_limit="${OMPI_MCA_btl_tcp_eager_limit:-4194304}"
+
 # Which network the hosts talk over, where they have several: TRIREME_NETWORK=10.1.0.0/16, or an
 # interface (eth0). Without it Open MPI tries them all, and hangs if one that looks right
 # (docker0, a virtual machine's bridge) leads nowhere.
