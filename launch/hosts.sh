@@ -23,7 +23,7 @@
 #
 # TRIREME_NETWORK=10.1.0.0/16 (or an interface's name) says which network to use, where machines
 # have several: without it Open MPI tries all, and hangs if one (docker0, say) leads nowhere.
-set -eu
+set -euf
 here=$(dirname "$0")
 
 usage() {
@@ -50,11 +50,12 @@ if [ ! -f "$hosts" ]; then
     echo "error: $hosts: no such file; it lists the machines, a line 'NAME slots=RANKS' each" >&2
     exit 66
 fi
-# Names, and what is not NAME or NAME slots=RANKS (mpirun knows more words; a typing error in one
-# makes it fail without a reason).
+# Names, and a line that is not NAME or NAME slots=RANKS (mpirun's max_slots and user may follow):
+# at a typing error mpirun fails without a reason.
 lines=$(sed -e 's/#.*//' -e 's/[[:space:]]\{1,\}/ /g' -e 's/^ //' -e 's/ $//' -e '/^$/d' "$hosts")
 names=$(echo "$lines" | cut -d ' ' -f 1 | sort -u)
-odd=$(echo "$lines" | grep 'slots *=' | grep -vE 'slots *= *[1-9][0-9]*( |$)' | head -n 1)
+number='(slots|max[-_]slots) ?= ?[1-9][0-9]*' user='user[-_]?(name)? ?= ?[^ =]+'
+odd=$(echo "$lines" | grep -vE "^[][A-Za-z0-9_.@:%-]+( $number| $user)*\$" | head -n 1)
 if [ -z "$names" ] || [ -n "$odd" ]; then
     echo "error: $hosts: ${odd:-no machine in it}; it lists the machines, a line" \
         "'NAME slots=RANKS' each" >&2
@@ -71,7 +72,8 @@ fi
 # mpirun says so at length, or ranks of two versions talk past each other.
 agent=${OMPI_MCA_plm_rsh_agent:-ssh -o BatchMode=yes -o ConnectTimeout=10}
 mine=$(cksum <"$program")
-look="cd '$PWD' && cksum <'$program'"
+quoted() { printf '%s' "$1" | sed "s/'/'\\\\''/g; 1s/^/'/; \$s/\$/'/"; }
+look="cd $(quoted "$PWD") && cksum <$(quoted "$program")"
 answers=$(mktemp -d)
 trap 'rm -rf "$answers"' EXIT
 for name in $names; do

@@ -61,7 +61,28 @@ class Launch(unittest.TestCase):
             for number in ("0", "-3", "x", ""):
                 hosts_refused(f"-n {number}: RANKS", "localhost slots=2\n", "-n", number)
             hosts_refused("no machine in it", "# none\n\n")
-            hosts_refused("node1 slots=two", "localhost slots=2\nnode1\tslots=two # ?\n")
+            for line in ("slots=two", "slots=", "slots=0", "slot=2", "slots=2 slot=3", "2", "=2"):
+                hosts_refused("node1 " + line, f"localhost slots=2\nnode1\t{line} # ?\n")
+            for name in ("*", "node1,node2", "$HOME", "node1;"):
+                hosts_refused(name, f"localhost\n{name} slots=2\n")
+
+    def test_hosts_in_any_folder(self):
+        with tempfile.TemporaryDirectory() as folder:
+            place = pathlib.Path(folder) / "it's $HOME \"here\""
+            place.mkdir()
+            for name, text in (("the program's", "exit 1"), ("../mpirun", 'echo "$@"'),
+                               ("../agent", 'shift; cd /; exec sh -c "$*"')):
+                (place / name).write_text(f"#!/bin/sh\n{text}\n")
+                (place / name).chmod(0o755)
+            (place / "hosts").write_text("far slots = 2 max_slots=3\nuser@node-1.x\n\n[fe80::1]\n")
+            words = str(ROOT / "launch/hosts.sh"), "hosts", "./the program's", "train"
+            done = subprocess.run(words, cwd=place, capture_output=True, text=True, check=False,
+                                  timeout=60,
+                                  env={"PATH": f"{folder}:{os.environ['PATH']}",
+                                       "OMPI_MCA_plm_rsh_agent": f"{folder}/agent"})
+            self.assertEqual((done.returncode, done.stderr), (0, ""))
+            self.assertIn("--hostfile hosts", done.stdout)
+            self.assertIn("./the program's train", done.stdout)
 
     def test_syntax(self):
         scripts = sorted((ROOT / "launch").glob("*.sh"))
