@@ -97,6 +97,20 @@ def test_failing_and_hanging_steps(tmp_path):
     assert "\n\na build of unknown version, 2" in (tmp_path / "gpu-check.md").read_text()
 
 
+@pytest.mark.parametrize("output", ["missing/report.md", "."])
+def test_report_that_cannot_be_written(tmp_path, output):
+    """Said before the first step; one that cannot be written any more is printed."""
+    build = str(fake_build(tmp_path))
+    said = check(tmp_path, "--device", "simt", "--output", output, code=74, TRIREME_BUILD=build)
+    assert f"error: {output}: cannot be written" in said and "cases: loss" not in said
+    (tmp_path / "missing").mkdir()
+    remove = "# TRIREME_TEST_MAKERS\nrm -r $HOME/missing"
+    fake_build(tmp_path, **{"tests/test_kernels_loss": remove})
+    said = check(tmp_path, "--device", "simt", "--output", "missing/report.md", code=74,
+                 TRIREME_BUILD=build)
+    assert "| cases: loss | passed |" in said and "the report stands above" in said
+
+
 def all_passed(folder):
     found = results(folder)
     assert len([name for name in found if name.startswith("cases: ")]) >= 6
