@@ -22,7 +22,7 @@ def test_the_program_tells():
                           check=True).stdout
     print(said)
     assert re.fullmatch(r"trireme \d+\.\d+\.\d+(, commit [0-9a-f]{7,}(-dirty)?)?\n", said)
-    assert (", commit " in said) == (git(ROOT, "describe", "--always") is not None)
+    assert (", commit " in said) == (git(ROOT, "rev-parse", "--show-prefix") == "")
 
 
 def test_written_when_it_changes(tmp_path):
@@ -50,3 +50,7 @@ def test_written_when_it_changes(tmp_path):
     assert written() == first + "-dirty" and output.stat().st_mtime > 1
     git(sources, "commit", "-q", "-a", "-m", "two")
     assert written() not in (first, first + "-dirty", "")
+    shutil.move(sources, tmp_path / "outer")
+    sources = tmp_path / "outer/unpacked"  # as from an archive: the commit is that of other files
+    sources.mkdir()
+    assert git(sources, "describe", "--always") and written() == ""
