@@ -228,6 +228,14 @@ static bool has_masters(const tr_registry *r, const tr_space *s) {
     return r->t != TR_F32 || s->zero >= 3;
 }
 
+/* Whether there are ranks among which parallel.zero 3 would share out more than now. */
+static bool zero_would_help(const tr_registry *r) {
+    for (int i = 0; i < TR_SPACES && r->options.zero < 3; i++)
+        if (i != TR_SPACE_VECTORS && r->space[i].elems > 0 && tr_comm_size(r->space[i].comm) > 1)
+            return true;
+    return false;
+}
+
 /* Local. Whether this rank has room for all of its storage. */
 static tr_status check_room(const tr_registry *r, const tr_grid *grid) {
     const tr_allocator *a = &r->device->allocator;
@@ -235,7 +243,7 @@ static tr_status check_room(const tr_registry *r, const tr_grid *grid) {
     if (tr_allocator_has(a, bytes)) return TR_OK;
     char zero[64] = "", where[256];
     tr_allocator_explain(a, where, sizeof where);
-    if (r->options.zero < 3)
+    if (zero_would_help(r))
         snprintf(zero, sizeof zero, "parallel.zero 3 (now %d), ", r->options.zero);
     return tr_fail(TR_ERR_INTERNAL,
                    "out of memory: rank %d of %d asks for %.1f MiB for weights, gradients and "
