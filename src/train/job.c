@@ -325,10 +325,56 @@ void tr_job_print_model(const tr_job *job) {
            (long long)tr_model_moe_layers(m));
 }
 
+typedef struct {
+    int64_t fixed, working, slots; /* bytes of weights and their like, and of so many slots */
+} need;
+
+/* This rank's. */
+static need need_of(const tr_job *job) {
+    const tr_config *c = job->config;
+    tr_schedule schedule = schedule_of(job);
+    tr_slot_use use = use_of(&schedule);
+    need n = {.fixed = tr_registry_bytes(tr_model_registry(job->model)),
+              .working = tr_model_plan_activations(job->model, &use, c->training.micro_batch_size,
+                                                   c->data.sequence_length),
+              .slots = schedule.slots};
+    tr_schedule_free(&schedule);
+    return n;
+}
+
+/* Collective on world. Stages differ: the last one has the logits, the first most slots. */
+static void print_memory(const tr_job *job) {
+    const tr_config *c = job->config;
+    int ranks = tr_comm_size(job->world), most = 0;
+    need *all = calloc((size_t)ranks, sizeof *all);
+    if (!all) abort();
+    all[tr_comm_rank(job->world)] = need_of(job);
+    tr_end(tr_all_reduce_begin(job->world, NULL, TR_SUM, TR_I64, all,
+                               ranks * (int64_t)(sizeof *all / sizeof(int64_t))));
+    bool differ = false;
+    for (int r = 1; r < ranks; r++) {
+        int64_t bytes = all[r].fixed + all[r].working;
+        differ |= bytes != all[0].fixed + all[0].working;
+        if (bytes > all[most].fixed + all[most].working) most = r;
+    }
+    need n = all[most];
+    free(all);
+    tr_say("memory     %.1f MiB a rank for weights, gradients and optimizer (zero %lld)",
+           (double)n.fixed / 1048576.0, (long long)c->parallel.zero);
+    tr_say("           about %.1f MiB for %lld micro-batch%s in flight%s",
+           (double)n.working / 1048576.0, (long long)n.slots, n.slots == 1 ? "" : "es",
+           c->parallel.virtual_stages > 1 ? ", each in one part of the rank's layers" : "");
+    if (differ) tr_say("           on rank %d, which takes the most", most);
+    double there = available_bytes() / tr_comm_node_size(job->world);
+    if ((double)(n.fixed + n.working) > there)
+        tr_warn("that is more than the %.1f MiB this machine has free for a rank; use more ranks, "
+                "a smaller training.micro_batch_size or parallel.recompute",
+                there / 1048576.0);
+}
+
 void tr_job_print_plan(const tr_job *job) {
     const tr_config *c = job->config;
     const tr_grid_shape *g = &job->grid->at.shape;
-    const tr_registry *r = tr_model_registry(job->model);
     tr_job_print_model(job);
     tr_say(
         "grid       %d rank%s: pipeline %d x data %d x context %d x tensor %d, expert %d of data x "
@@ -346,21 +392,5 @@ void tr_job_print_plan(const tr_job *job) {
         (long long)c->training.global_batch_size, (long long)c->data.sequence_length,
         (long long)job->micro_batches, job->micro_batches == 1 ? "" : "es",
         (long long)c->training.micro_batch_size);
-    tr_schedule schedule = schedule_of(job);
-    int64_t fixed = tr_registry_bytes(r), slots = schedule.slots;
-    tr_slot_use use = use_of(&schedule);
-    int64_t working = tr_model_plan_activations(job->model, &use, c->training.micro_batch_size,
-                                                c->data.sequence_length);
-    tr_schedule_free(&schedule);
-    int64_t parts = c->parallel.virtual_stages;
-    tr_say("memory     %.1f MiB a rank for weights, gradients and optimizer (zero %lld)",
-           (double)fixed / 1048576.0, (long long)c->parallel.zero);
-    tr_say("           about %.1f MiB for %lld micro-batch%s in flight%s",
-           (double)working / 1048576.0, (long long)slots, slots == 1 ? "" : "es",
-           parts > 1 ? ", each in one part of the rank's layers" : "");
-    double there = available_bytes() / tr_comm_node_size(job->world);
-    if ((double)(fixed + working) > there)
-        tr_warn("that is more than the %.1f MiB this machine has free for a rank; use more ranks, "
-                "a smaller training.micro_batch_size or parallel.recompute",
-                there / 1048576.0);
+    print_memory(job);
 }

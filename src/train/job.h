@@ -60,5 +60,5 @@ void tr_job_checkpoint_directory(const tr_config *config, char *out, size_t byte
 
 /* Local. Prints on rank 0 the model's size. */
 void tr_job_print_model(const tr_job *job);
-/* Local. Prints the plan on rank 0: model, grid, memory. */
+/* Collective on world. Prints the plan on rank 0: model, grid, memory of the rank with the most. */
 void tr_job_print_plan(const tr_job *job);

@@ -93,6 +93,19 @@ def test_what_a_config_takes(lab):
     assert "divide the 3 ranks" in lab.run("plan", config, ranks=3, code=64).stderr
 
 
+def test_memory_is_that_of_the_rank_with_the_most(lab):
+    """The last stage's, where one micro-batch is in flight and logits are large."""
+    config = lab.config("plan", "moe", model=dict(vocab_size=20000), parallel=dict(pipeline=2),
+                        training=dict(global_batch_size=4, micro_batch_size=4))
+    said = lab.run("plan", config, ranks=2).stdout
+    print(said)
+    logits = 4 * 4 * 48 * 20000 / 2**20
+    assert float(re.search(r"about ([\d.]+) MiB for 1 micro-batch in flight\n", said)[1]) > logits
+    assert "  on rank 1, which takes the most\n" in said
+    alone = lab.run("plan", config, "--set", "parallel.pipeline=1", ranks=1).stdout
+    assert "takes the most" not in alone
+
+
 def test_the_legend_explains_what_is_drawn(lab):
     assert "the number is the micro-batch" in plan(lab, "1f1b").stdout
     assert "the number" not in plan(lab, "zb_v", "--set", "training.global_batch_size=128").stdout
