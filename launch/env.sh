@@ -46,7 +46,7 @@ export OMPI_MCA_oob_tcp_keepalive_probes="${OMPI_MCA_oob_tcp_keepalive_probes:-3
 
 # Over TCP, messages of up to 4 MB go out at once (64 kB as Open MPI comes). A longer one first asks
 # and is answered, and a rank that computes answers late: of the rows that travel to experts under a
-# shared expert twice as much time hides.
+# shared expert 98 % hide, and without this 38 (BENCHMARKS.md, between two hosts).
 export OMPI_MCA_btl_tcp_eager_limit="${OMPI_MCA_btl_tcp_eager_limit:-4194304}"
 
 # Which network the hosts talk over, where they have several: TRIREME_NETWORK=10.1.0.0/16, or an

@@ -27,7 +27,7 @@ EXPERTS = dict(WIDE, num_hidden_layers=4, num_experts=8, num_experts_per_tok=2,
                moe_intermediate_size=1024)
 SHORT = dict(data=dict(sequence_length=1024), training=dict(global_batch_size=8,
                                                             micro_batch_size=1))
-CASES = {  # dualpipe_v hides it under another micro-batch, 1f1b under nothing
+CASES = {  # dualpipe_v hides rows under another micro-batch, 1f1b the way back under gradients
     "gradients": dict(model=dict(WIDE, num_hidden_layers=12), data=dict(sequence_length=1024),
                       training=dict(global_batch_size=4, micro_batch_size=1)),
     "shared_expert": dict(model=dict(EXPERTS, shared_expert_intermediate_size=2048),

@@ -52,3 +52,12 @@ def test_every_file_it_names_is_there():
     for path in re.findall(r"`((?:src|launch|configs|checkpoints|tests)/[\w./-]+)`", text):
         if "NAME" not in path:
             assert (ROOT / path).exists(), path
+
+
+def test_its_calls_of_ctest_find_tests(checkout):
+    calls = re.findall(r"`(ctest [^`]+)`", (ROOT / "README.md").read_text())
+    assert calls
+    for call in calls:
+        said = subprocess.run(["sh", "-ec", f"{call} -N"], cwd=checkout, text=True, check=True,
+                              capture_output=True).stdout
+        assert int(re.search(r"Total Tests: (\d+)", said)[1]) > 0, call
