@@ -68,8 +68,7 @@ static const struct argp_option options[] = {
     {"schedule", KEY_SCHEDULE, 0, 0, "Draw what each pipeline rank does, and when", TR_TAKES_PLAN},
     {"world", KEY_WORLD, "N", 0, "For so many ranks (those of mpirun, else as few as will do)",
      TR_TAKES_PLAN},
-    {"trace", KEY_TRACE, "FILE", 0, "Write the timeline as a Chrome trace, for Perfetto",
-     TR_TAKES_PLAN},
+    {"trace", KEY_TRACE, "FILE", 0, "Write the timeline as a trace for Perfetto", TR_TAKES_PLAN},
     {"tensors", KEY_TENSORS, 0, 0, "info: list all tensors of a large model", TR_TAKES_INFO},
     {"sequence-length", KEY_SEQUENCE, "N", 0, "info: for counting samples (256)", TR_TAKES_DATA}};
 

@@ -134,10 +134,20 @@ static tr_status stored_config(const tr_arguments *a, tr_comm *world, tr_config 
     return status;
 }
 
+/* Whether the caller named a device. */
+static bool names_device(const tr_arguments *a) {
+    static const char key[] = "run.device=";
+    for (int i = 0; i < a->nsets; i++)
+        if (!strncmp(a->sets[i], key, sizeof key - 1)) return true;
+    return false;
+}
+
 /* A checkpoint may have been brought from a machine with a device that this one lacks. */
-static tr_status create_from_stored(const tr_config *config, tr_comm *world, tr_job **job_p) {
+static tr_status create_from_stored(const tr_arguments *a, const tr_config *config, tr_comm *world,
+                                    tr_job **job_p) {
     tr_status status = tr_job_create(config, world, false, job_p);
-    if (status != TR_ERR_USAGE || config->run.device == TR_DEVICE_CPU) return status;
+    if (status != TR_ERR_USAGE || config->run.device == TR_DEVICE_CPU || names_device(a))
+        return status;
     return tr_context(status, "the device of its training (--set run.device=cpu takes the CPU)");
 }
 
@@ -150,7 +160,7 @@ static tr_status command_generate(const tr_arguments *a, tr_comm *world) {
         return tr_fail(TR_ERR_USAGE, "generate runs on one rank, not %d; start it without mpirun",
                        tr_comm_size(world));
     tr_status status = stored_config(a, world, &config);
-    if (status == TR_OK) status = create_from_stored(config, world, &job);
+    if (status == TR_OK) status = create_from_stored(a, config, world, &job);
     if (status == TR_OK) status = tr_job_load(job, a->checkpoint, false);
     if (status == TR_OK)
         status = tr_generate(job, &(tr_generate_options){a->prompt, a->tokens, a->temperature,
@@ -164,8 +174,8 @@ static tr_status command_bench(const tr_arguments *a, tr_comm *world) {
     return tr_bench(world, a->operation, a->nsets, a->sets);
 }
 
-/* --- the table
- * ---------------------------------------------------------------------------------------- */
+/* --- the table ----------------------------------------------------------------------------------
+ */
 
 const tr_command tr_commands[] = {
     {"train", "CONFIG", "train a model, or go on with it", TR_TAKES_SET | TR_TAKES_TRAIN,
@@ -176,7 +186,7 @@ const tr_command tr_commands[] = {
      TR_TAKES_SET | TR_TAKES_CHECKPOINT, command_eval},
     {"generate", "--checkpoint PATH --prompt TEXT", "text from a trained model",
      TR_TAKES_SET | TR_TAKES_CHECKPOINT | TR_TAKES_SAMPLE, command_generate},
-    {"plan", "CONFIG [--schedule]", "size, memory and idle time; each pipeline rank's work drawn",
+    {"plan", "CONFIG [--schedule]", "size, memory and idle time; draws a schedule",
      TR_TAKES_SET | TR_TAKES_PLAN, tr_command_plan},
     {"checkpoint", "info|verify PATH", "what a checkpoint holds; whether it is whole",
      TR_TAKES_INFO, tr_command_checkpoint},

@@ -114,7 +114,10 @@ def test_text_losses_and_proofs_come_from_the_device(lab):
         elif words is evaluate:
             there, here = (float(re.match(r"loss (\S+) ", text)[1]) for text in (told, other))
             assert there == pytest.approx(here, rel=5e-6)
-    assert "--set run.device=cpu" in lab.run(*sample, code=64, env=missing).stderr
+    stored = lab.run(*sample, code=64, env=missing).stderr
+    assert "device of its training" in stored and "--set run.device=cpu" in stored
+    asked = lab.run(*sample, "--set", "run.device=simt", code=64, env=missing).stderr
+    assert "run.device simt" in asked and "of its training" not in asked
 
 
 @needs_simt

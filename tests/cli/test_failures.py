@@ -535,6 +535,7 @@ HELP = {
     "--version": ["trireme 0"],
     "help config": ["training:", "global_batch_size: ", "micro_batch_size", "(default: "],
     "train --help": ["--set", "--resume", "--dry-run"],
+    "plan --help": ["--schedule", "--world"],
     "generate --help": ["--temperature", "--top-p"],
 }
 
@@ -543,6 +544,7 @@ HELP = {
 def test_help(port, words):
     said = port.run(*words.split()).stdout
     assert all(text in said for text in HELP[words]), said
+    assert max(map(len, said.splitlines())) <= 100, said
     assert port.run(*words.split(), ranks=2).stdout == said  # once, not once a rank
 
 
