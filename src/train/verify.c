@@ -32,6 +32,7 @@ typedef struct {
     tr_comparison c;
     float *a, *b; /* rank 0: a parameter of the grid, and of one rank */
     /* lines about long work */
+    int step; /* from 0 */
     const char *doing;
     double last_line;
 } verification;
@@ -49,8 +50,7 @@ static double now(void) {
 static void progress(verification *v, int64_t done, int64_t of) {
     if (!v->root || now() < v->last_line + SECONDS_BETWEEN_LINES) return;
     v->last_line = now();
-    tr_say("step %lld     %s: %lld of %lld", (long long)v->grid.job->at.step + 1, v->doing,
-           (long long)done, (long long)of);
+    tr_say("step %d     %s: %lld of %lld", v->step + 1, v->doing, (long long)done, (long long)of);
 }
 
 static void on_grid(void *self, int64_t i) {
@@ -321,6 +321,7 @@ static tr_status break_gradient(verification *v) {
 /* Collective on world. */
 static tr_status run_step(verification *v, int step) {
     tr_step_result grid = {0}, one = {0};
+    v->step = step;
     double rate = tr_learning_rate(v->grid.config, step + 1);
     TR_TRY(gradients(v, step, &grid, &one));
     TR_TRY(break_gradient(v));
