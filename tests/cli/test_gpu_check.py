@@ -36,7 +36,7 @@ def test_wrong_calls(tmp_path, words):
 
 
 def test_no_gpu_no_build(tmp_path):
-    said = check(tmp_path, code=70, PATH=f"{fake_build(tmp_path)}:{os.environ['PATH']}",
+    said = check(tmp_path, code=69, PATH=f"{fake_build(tmp_path)}:{os.environ['PATH']}",
                  TRIREME_BUILD=str(tmp_path / "build"))
     assert "error: no GPU here (nvidia-smi: no driver); --device simt takes" in said
     (tmp_path / "clone/launch").mkdir(parents=True)
