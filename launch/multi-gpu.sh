@@ -134,7 +134,7 @@ near=${near# }
 
 . "$here/env.sh"
 
-# Options say run.device, or it is cuda. Only these commands take settings.
+# Options say run.device, or it is cuda. generate takes the device of its checkpoint.
 case ${2:-} in
 train | verify | eval | bench)
     device=""

@@ -31,7 +31,7 @@ def sources(root):
     """(path, its name in the repository) of every text file the rules are for."""
     for folder in FOLDERS:
         for path in sorted((root / folder).rglob("*")):
-            if path.suffix in TEXT_FILES and path.is_file():
+            if (path.suffix in TEXT_FILES or folder == "launch") and path.is_file():
                 yield path, path.relative_to(root).as_posix()
 
 

@@ -97,6 +97,9 @@ class Rules(unittest.TestCase):
     def test_long_line(self):
         self.expect("launch/run.sh", "echo " + "x" * 96 + "\n", "101 columns")
 
+    def test_any_name_in_launch(self):
+        self.expect("launch/run", "echo " + "x" * 96 + "\n", "101 columns")
+
     def test_ascii(self):
         self.expect("launch/run.sh", "echo caf\u00e9\n", "ASCII")
 
