@@ -18,8 +18,9 @@ void tr_checkpoint_path(char *out, size_t bytes, const char *directory, int64_t 
     snprintf(out, bytes, "%s/step-%08" PRId64 ".h5", directory, step);
 }
 
-void tr_folder_partial(char *out, size_t bytes, const char *directory, int64_t step) {
-    snprintf(out, bytes, "%s/.step-%08" PRId64 ".h5.partial", directory, step);
+void tr_folder_partial(char *out, size_t bytes, const char *directory, int64_t step,
+                       uint64_t attempt) {
+    snprintf(out, bytes, "%s/.step-%08" PRId64 ".h5.partial-%016" PRIx64, directory, step, attempt);
 }
 
 /* The step of exactly "step-<at least 8 digits>.h5", or -1. */
@@ -118,9 +119,8 @@ tr_status tr_folder_room(const char *directory, int64_t bytes) {
     return TR_OK;
 }
 
-tr_status tr_folder_publish(const char *directory, int64_t step) {
-    char partial[TR_PATH_BYTES], path[TR_PATH_BYTES];
-    tr_folder_partial(partial, sizeof partial, directory, step);
+tr_status tr_folder_publish(const char *directory, const char *partial, int64_t step) {
+    char path[TR_PATH_BYTES];
     tr_checkpoint_path(path, sizeof path, directory, step);
     TR_TRY(sync_path(partial));
     if (rename(partial, path) != 0)

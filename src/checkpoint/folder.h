@@ -3,8 +3,11 @@
 #pragma once
 #include "checkpoint/format.h"
 
-/* "directory/.step-00000100.h5.partial": where a save writes. */
-void tr_folder_partial(char *out, size_t bytes, const char *directory, int64_t step);
+/* "directory/.step-00000100.h5.partial-ATTEMPT": where a save writes. Open MPI locks a file by its
+ * name alone, for all jobs of a node, and a job that is killed in between leaves it locked for
+ * ever: so no two saves ever use one name. */
+void tr_folder_partial(char *out, size_t bytes, const char *directory, int64_t step,
+                       uint64_t attempt);
 
 /* Steps of step-*.h5 in the directory, newest first; none when it does not exist. */
 tr_status tr_folder_steps(const char *directory, int64_t **steps_p, int64_t *count_p);
@@ -22,7 +25,7 @@ void tr_folder_clean(const char *directory);
 tr_status tr_folder_room(const char *directory, int64_t bytes);
 
 /* fsync of the partial file, rename to its final name, fsync of the directory. TR_ERR_IO. */
-tr_status tr_folder_publish(const char *directory, int64_t step);
+tr_status tr_folder_publish(const char *directory, const char *partial, int64_t step);
 
 /* Of the steps up to `newest`, removes all but the last `keep`. Later steps (left by a run that
  * went back) are not touched. */

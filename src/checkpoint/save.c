@@ -15,6 +15,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "base/switch.h"
@@ -308,9 +309,16 @@ static tr_status write_data(const save_job *job) {
 }
 
 static tr_status publish(const save_job *job) {
-    TR_TRY(tr_folder_publish(job->directory, job->state->step));
+    TR_TRY(tr_folder_publish(job->directory, job->partial, job->state->step));
     tr_folder_clean(job->directory);
     return job->keep > 0 ? tr_folder_prune(job->directory, job->state->step, job->keep) : TR_OK;
+}
+
+/* A number that no other save has. */
+static uint64_t new_attempt(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_REALTIME, &now);
+    return ((uint64_t)now.tv_sec << 32 | (uint64_t)now.tv_nsec) ^ (uint64_t)getpid() << 40;
 }
 
 static tr_status save(save_job *job) {
@@ -337,8 +345,10 @@ tr_status tr_checkpoint_save(tr_comm *world, const char *directory, int64_t keep
                     .keep = keep,
                     .tensors = tensors,
                     .pieces = pieces};
+    uint64_t attempt = new_attempt();
+    tr_end(tr_broadcast_begin(world, NULL, 0, &attempt, sizeof attempt));
     tr_h5_begin();
-    tr_folder_partial(job.partial, sizeof job.partial, directory, state->step);
+    tr_folder_partial(job.partial, sizeof job.partial, directory, state->step, attempt);
     job.sums = calloc((size_t)(2 * TR_ARRAYS * ntensors) + 1, sizeof *job.sums);
     tr_status status =
         tr_agree(world, job.sums ? TR_OK : tr_fail(TR_ERR_INTERNAL, "out of memory saving"));

@@ -197,7 +197,7 @@ static void test_keep_and_names(void **unused) {
     ranks_expect(save(folder, 45, 1, FX_EVEN), TR_OK, ""); /* went back: 50 is not ours to remove */
     expect_steps(folder, 2, (int64_t[]){50, 45});
     snprintf(command, sizeof command,
-             "cd '%s' && touch .step-00000007.h5.partial .step-00000007.h5.partial.locktest.0",
+             "cd '%s' && touch .step-00000007.h5.partial .step-00000007.h5.partial-2.locktest.0",
              folder);
     if (ranks_first()) CHECK(system(command) == 0, "%s", command);
     ranks_wait();

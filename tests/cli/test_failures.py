@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import time
+from pathlib import Path
 
 import h5py
 import numpy as np
@@ -149,6 +150,19 @@ def test_killed_rank_ends_the_job(lab, moment, rank):
     assert job.finish(137 if moment != "start" else None, timeout=60) != 0
     wait_until_gone(lab)
     print(f"{moment}, rank {rank}: all gone {time.monotonic() - started:.1f} s after its death")
+
+
+def test_lock_of_a_killed_save_holds_up_nobody(lab):
+    """Open MPI locks a file by a semaphore with the file's name, one for all jobs of the node, and
+    a job that is killed meanwhile leaves it taken. So no name may come twice."""
+    lock = Path("/dev/shm/sem.OMPIO_.step-00000023.h5.partial")
+    lock.write_bytes(bytes(8) + b"\x80" + bytes(23))  # glibc's sem_t, value 0, between processes
+    try:
+        lab.train(small(lab, "run", training=dict(steps=23, evaluate_every=0),
+                        checkpoint=dict(every=23)), ranks=2, timeout=60)
+    finally:
+        lock.unlink(missing_ok=True)
+    assert saved_steps(lab, "run") == [23]
 
 
 # --- full disks -----------------------------------------------------------------------------------
