@@ -298,7 +298,9 @@ def test_folder_that_is_a_file(lab, key):
 
 # --- data -----------------------------------------------------------------------------------------
 
-WITNESS = ("sh", "-c", '"$@"; code=$?; echo $code > code-$OMPI_COMM_WORLD_RANK; exit $code', "sh")
+# mpirun asks the other ranks to end once one has ended with a code.
+WITNESS = ("sh", "-c", 'trap : TERM; "$@"; code=$?; echo $code > code-$OMPI_COMM_WORLD_RANK; '
+           'exit $code', "sh")
 
 
 def codes(lab, ranks):
