@@ -6,12 +6,13 @@ score gap 1e-5). After it the two are different trainings, so one rank goes on f
 checkpoint of that step, and (b) holds again; for (a) another step is taken instead. And `trireme
 verify` has to agree.
 
-Some models pass a limit on one rank alone, where kernels of another vector width add the same sums
-in another order: with initial weights of 0.02 so narrow a model is even everywhere and gradients of
-queries and keys are what rounding leaves, and Adam divides by a gradient's size, however small. No
-limit is loosened for them: where one is passed, that control is run, and the grid may be off FACTOR
-times as far as it (seen: 1.7 times). Such a config does not count: draws go on until as many as
-were asked for are within the limits, and fail when half as many were not.
+Some configs are not within the limits: of 67 of seed 2 seven (one norm is 5e-5 off). Most have
+initial weights of 0.02, with which so narrow a model is even everywhere, gradients of queries and
+keys are what rounding leaves, and Adam divides by a gradient's size, however small; one has 0.1 and
+13 layers. Where a limit is passed a control is run: one rank with kernels of other vector widths,
+which add the same sums in another order. The grid may be off FACTOR times as far as it (seen: 1.7
+times; the factor is a choice, no bound of the mathematics). Such a config does not count as within
+the limits: draws go on until as many as were asked for are, and fail when half as many were not.
 
     TRIREME=build/trireme /usr/bin/python3 tests/cli/sweep.py --seed 1 --configs 14
     TRIREME=build/trireme /usr/bin/python3 tests/cli/sweep.py --seed 1 --only 7   one of them

@@ -3,23 +3,11 @@
  * down. `id`, `joining` and `first` end the job: NCCL fails on one rank, before any work. */
 #include "fake_nccl.h"
 #include "fake_runtime.h"
+#include "no_kernels.h"
 #include "tests/dist/mpi_check.h"
 
 #include "kernels/cuda/nccl_fabric.h"
-#include "kernels/makers.h"
 #include "kernels/module.h"
-
-/* Kernels have tests of their own. */
-#define NO_KERNELS(maker)                                                                          \
-    void maker(tr_kernels *k) {                                                                    \
-        (void)k;                                                                                   \
-    }
-NO_KERNELS(tr_cuda_linear)
-NO_KERNELS(tr_cuda_layers)
-NO_KERNELS(tr_cuda_loss)
-NO_KERNELS(tr_cuda_moe)
-NO_KERNELS(tr_cuda_attention)
-NO_KERNELS(tr_cuda_optimizer)
 
 static tr_device *device;
 static tr_fabric *nccl;

@@ -6,7 +6,6 @@
 #include "fake_runtime.h"
 
 #include "kernels/cuda/nccl_fabric.h"
-#include "kernels/makers.h"
 #include "kernels/module.h"
 
 #include <setjmp.h>
@@ -21,18 +20,7 @@
 #include <cmocka.h>
 
 #include "ends.h"
-
-/* Kernels have tests of their own. */
-#define NO_KERNELS(maker)                                                                          \
-    void maker(tr_kernels *k) {                                                                    \
-        (void)k;                                                                                   \
-    }
-NO_KERNELS(tr_cuda_linear)
-NO_KERNELS(tr_cuda_layers)
-NO_KERNELS(tr_cuda_loss)
-NO_KERNELS(tr_cuda_moe)
-NO_KERNELS(tr_cuda_attention)
-NO_KERNELS(tr_cuda_optimizer)
+#include "no_kernels.h"
 
 static char fatal_text[1024];
 static jmp_buf fatal_exit;
