@@ -37,6 +37,7 @@ SMALL = {"parallel.pipeline": 1, "data": 2, "parallel.context": 1, "parallel.ten
 
 @pytest.mark.parametrize("change, where", [
     ("optimizer.beta1=0.91", r"\.weight"),
+    ("optimizer.learning_rate=3.003e-4", r"step \d+ (loss|grad_norm)"),
     ("model.router_aux_loss_coef=0.0101", "step 1 (grad_norm|aux_loss)"),
     ("run.seed=2", "step 1 loss"),
 ])
