@@ -19,7 +19,7 @@ static int64_t least_world(const tr_config *c) {
 /* Collective on comm. The plan of training, by the ranks that would train. */
 static tr_status plan_here(const tr_config *c, tr_comm *comm) {
     tr_job *job = NULL;
-    TR_TRY(tr_job_create(c, comm, true, &job));
+    TR_TRY(tr_job_create(c, comm, TR_JOB_PLANS, &job));
     tr_job_print_plan(job);
     tr_job_destroy(job);
     return TR_OK;
@@ -30,7 +30,7 @@ static tr_status plan_elsewhere(const tr_config *c, tr_comm *comm, int64_t ranks
     tr_config *whole = NULL;
     tr_job *job = NULL;
     TR_TRY(tr_config_alter(c, true, 0, NULL, &whole));
-    tr_status status = tr_job_create(whole, comm, true, &job);
+    tr_status status = tr_job_create(whole, comm, TR_JOB_PLANS, &job);
     if (status == TR_OK) {
         int64_t bytes = tr_registry_bytes(tr_model_registry(job->model));
         tr_job_print_model(job);

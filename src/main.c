@@ -59,7 +59,8 @@ static tr_status command_train(const tr_arguments *a, tr_comm *world) {
     tr_config *config = NULL;
     tr_job *job = NULL;
     tr_status status = tr_agree(world, tr_config_read(a->config, a->nsets, a->sets, &config));
-    if (status == TR_OK) status = tr_job_create(config, world, a->dry_run, &job);
+    if (status == TR_OK)
+        status = tr_job_create(config, world, a->dry_run ? TR_JOB_PLANS : TR_JOB_TRAINS, &job);
     if (status == TR_OK) {
         tr_watch_start(world, a->dry_run ? 0 : config->training.watchdog_seconds);
         status = train(job, a->dry_run);
@@ -112,7 +113,7 @@ static tr_status command_eval(const tr_arguments *a, tr_comm *world) {
     tr_job *job = NULL;
     if (!a->checkpoint) return tr_fail(TR_ERR_USAGE, "trireme eval needs --checkpoint PATH");
     tr_status status = tr_agree(world, eval_config(a, world, &config));
-    if (status == TR_OK) status = tr_job_create(config, world, false, &job);
+    if (status == TR_OK) status = tr_job_create(config, world, TR_JOB_READS, &job);
     if (status == TR_OK) status = evaluate(job, a->checkpoint);
     tr_job_destroy(job);
     tr_config_destroy(config);
@@ -145,7 +146,7 @@ static bool names_device(const tr_arguments *a) {
 /* A checkpoint may have been brought from a machine with a device that this one lacks. */
 static tr_status create_from_stored(const tr_arguments *a, const tr_config *config, tr_comm *world,
                                     tr_job **job_p) {
-    tr_status status = tr_job_create(config, world, false, job_p);
+    tr_status status = tr_job_create(config, world, TR_JOB_READS, job_p);
     if (status != TR_ERR_USAGE || config->run.device == TR_DEVICE_CPU || names_device(a))
         return status;
     return tr_context(status, "the device of its training (--set run.device=cpu takes the CPU)");

@@ -62,7 +62,7 @@ tr_status tr_lab_open(tr_lab *lab, tr_comm *world, int nsets, char *const *sets)
     choose_name(lab);
     TR_TRY(parse(lab, world, 0, NULL, &lab->config));
     TR_TRY(check(lab->config));
-    TR_TRY(tr_job_create(lab->config, world, true, &lab->plan));
+    TR_TRY(tr_job_create(lab->config, world, TR_JOB_PLANS, &lab->plan));
     lab->threads = lab->plan->threads;
     lab->device = lab->plan->device;
     lab->B = lab->config->training.global_batch_size;
@@ -94,7 +94,7 @@ tr_status tr_lab_job(tr_lab *lab, tr_comm *comm, tr_dtype t, int64_t batch, cons
     snprintf(text[4], SET_BYTES, "training.micro_batch_size=%lld",
              (long long)(batch > tr_comm_size(comm) ? batch / tr_comm_size(comm) : 1));
     TR_TRY(parse(lab, comm, n, own, config_p));
-    return tr_job_create(*config_p, comm, false, job_p);
+    return tr_job_create(*config_p, comm, TR_JOB_TRAINS, job_p);
 }
 
 /* --- the clock -------------------------------------------------------------------------------- */

@@ -27,7 +27,7 @@ int64_t tr_tensor_elems(const tr_tensor_info *info);
 void tr_shape_text(char *out, size_t bytes, const tr_tensor_info *info);
 
 /* The master, m or v of a piece; NULL when it is not wanted. */
-static inline float *tr_piece_array(const tr_piece *piece, int array) {
+static inline void *tr_piece_array(const tr_piece *piece, int array) {
     return array == 0 ? piece->master : array == 1 ? piece->m : piece->v;
 }
 

@@ -13,6 +13,8 @@
 #include "checkpoint/checksum.h"
 #include "checkpoint/folder.h"
 
+enum { PART = 1 << 20 }; /* elements read at a time: still in the cache when they are summed */
+
 typedef struct {
     /* declared, borrowed */
     tr_comm *world;
@@ -25,6 +27,7 @@ typedef struct {
     int64_t nentries;
     tr_entry *entries; /* [arrays][ntensors] */
     hid_t file;
+    float *part; /* [PART] of a run whose type is not the file's */
     /* state [nentries] */
     int64_t *sums, *cover;
     bool *again;
@@ -211,19 +214,20 @@ static tr_status match_entries(load_job *job) {
     return TR_OK;
 }
 
-/* One array of a run: read by parts that are still in the cache when they are summed. */
-static tr_status read_run(load_job *job, int64_t e, const tr_piece *run, float *data) {
-    enum { PART = 1 << 20 };
+/* One array of a run. */
+static tr_status read_run(load_job *job, int64_t e, const tr_piece *run, void *data, tr_dtype t) {
     char name[TR_PATH_BYTES];
     tr_h5_name(name, &job->entries[e]);
     hid_t dataset = H5Dopen2(job->file, name, H5P_DEFAULT);
     int rc = dataset < 0 ? -1 : 0;
     for (int64_t at = 0, n; at < run->count && rc >= 0; at += n) {
         n = run->count - at < PART ? run->count - at : PART;
-        rc =
-            tr_h5_transfer(dataset, TR_READ, H5P_DEFAULT, &run->box, run->first + at, n, data + at);
-        tr_checksum_run(&job->entries[e].info, &run->box, run->first + at, n, data + at,
+        float *part = t == TR_F32 ? (float *)data + at : job->part;
+        rc = tr_h5_transfer(dataset, TR_READ, H5P_DEFAULT, &run->box, run->first + at, n, part);
+        tr_checksum_run(&job->entries[e].info, &run->box, run->first + at, n, part,
                         (uint64_t *)&job->sums[e], (uint64_t *)&job->cover[e]);
+        for (int64_t i = 0; i < n && t == TR_BF16; i++)
+            ((tr_bf16 *)data)[at + i] = tr_f32_to_bf16(part[i]);
     }
     if (dataset >= 0) H5Dclose(dataset);
     if (rc < 0) return tr_h5_fail(TR_ERR_DATA, "%s: cannot read tensor %s", job->path, name + 1);
@@ -237,9 +241,10 @@ static tr_status read_pieces(load_job *job) {
         tr_piece run;
         p += tr_pieces_merge(job->npieces - p, &job->pieces[p], &run);
         for (int a = 0; a < job->arrays; a++) {
-            float *data = tr_piece_array(&run, a);
+            void *data = tr_piece_array(&run, a);
+            tr_dtype t = a == 0 ? run.master_type : TR_F32;
             if (data && run.count > 0)
-                TR_TRY(read_run(job, a * job->ntensors + run.tensor, &run, data));
+                TR_TRY(read_run(job, a * job->ntensors + run.tensor, &run, data, t));
         }
     }
     return TR_OK;
@@ -297,7 +302,8 @@ tr_status tr_checkpoint_load(tr_comm *world, const char *path, bool moments, int
     job.cover = calloc(n, sizeof *job.cover);
     job.again = calloc(n, sizeof *job.again);
     job.bad = calloc(n, sizeof *job.bad);
-    bool ready = job.entries && job.sums && job.cover && job.again && job.bad;
+    job.part = malloc(PART * sizeof *job.part);
+    bool ready = job.entries && job.sums && job.cover && job.again && job.bad && job.part;
     for (int64_t e = 0; e < job.nentries && ready; e++)
         job.entries[e] = (tr_entry){(int)(e / ntensors), tensors[e % ntensors], 0};
     tr_status status =
@@ -311,5 +317,6 @@ tr_status tr_checkpoint_load(tr_comm *world, const char *path, bool moments, int
     free(job.cover);
     free(job.again);
     free(job.bad);
+    free(job.part);
     return status;
 }

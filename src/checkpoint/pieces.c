@@ -50,8 +50,8 @@ static bool same_box(const tr_box *a, const tr_box *b) {
     return true;
 }
 
-static bool follows(const float *next, const float *data, int64_t count) {
-    return data ? next == data + count : !next;
+static bool follows(const void *next, const void *data, int64_t count, tr_dtype t) {
+    return data ? next == (const char *)data + (size_t)count * tr_dtype_bytes(t) : !next;
 }
 
 int64_t tr_pieces_merge(int64_t npieces, const tr_piece *pieces, tr_piece *run_p) {
@@ -60,8 +60,10 @@ int64_t tr_pieces_merge(int64_t npieces, const tr_piece *pieces, tr_piece *run_p
     for (; taken < npieces; taken++) {
         const tr_piece *next = &pieces[taken];
         if (next->tensor != run.tensor || next->first != run.first + run.count ||
-            !same_box(&next->box, &run.box) || !follows(next->master, run.master, run.count) ||
-            !follows(next->m, run.m, run.count) || !follows(next->v, run.v, run.count))
+            !same_box(&next->box, &run.box) || next->master_type != run.master_type ||
+            !follows(next->master, run.master, run.count, run.master_type) ||
+            !follows(next->m, run.m, run.count, TR_F32) ||
+            !follows(next->v, run.v, run.count, TR_F32))
             break;
         run.count += next->count;
     }

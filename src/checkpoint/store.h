@@ -14,12 +14,15 @@ typedef struct {
 
 /* A run of elements this rank holds: [first, first+count) of `box` flattened row-major. Host
  * memory; the three arrays are the master, first and second moment (NULL: not wanted). Over all
- * ranks the pieces of a save cover each tensor exactly once; pieces of a load may overlap. */
+ * ranks the pieces of a save cover each tensor exactly once; pieces of a load may overlap, and the
+ * master may be bfloat16, to which the file's values are rounded. */
 typedef struct {
     int64_t tensor; /* index in the list */
     tr_box box;
     int64_t first, count;
-    float *master, *m, *v;
+    tr_dtype master_type; /* TR_F32; in a load also TR_BF16 */
+    void *master;
+    float *m, *v;
 } tr_piece;
 
 typedef struct {

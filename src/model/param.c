@@ -18,6 +18,10 @@ tr_registry *tr_registry_create(tr_dtype compute) {
     return r;
 }
 
+tr_dtype tr_master_type(const tr_registry *r) {
+    return r->options.read_only ? r->t : TR_F32;
+}
+
 static size_t squares_bytes(const tr_registry *r) {
     return (size_t)(r->nstretches + 1) * sizeof *r->squares;
 }
@@ -30,6 +34,9 @@ static int64_t grad_bytes(const tr_space *s) {
     int64_t elems = s->zero >= 2 ? s->grad_berths.elems : s->elems;
     return elems * (int64_t)sizeof(float);
 }
+static size_t master_bytes(const tr_registry *r, const tr_space *s) {
+    return (size_t)s->shard_elems * tr_dtype_bytes(tr_master_type(r));
+}
 static size_t shard_bytes(const tr_space *s) {
     return (size_t)s->shard_elems * sizeof(float);
 }
@@ -38,8 +45,9 @@ static void space_free(tr_registry *r, tr_space *s) {
     if (r->device) {
         tr_comm_free_on(s->comm, r->device, s->weights, weight_bytes(r, s));
         tr_comm_free_on(s->comm, r->device, s->grads, grad_bytes(s));
-        float *shards[] = {s->sums, s->master, s->m, s->v};
-        for (int i = 0; i < 4; i++)
+        tr_allocator_give(&r->device->allocator, s->master, master_bytes(r, s));
+        float *shards[] = {s->sums, s->m, s->v};
+        for (int i = 0; i < 3; i++)
             tr_allocator_give(&r->device->allocator, shards[i], shard_bytes(s));
     }
     free(s->segments);
@@ -225,7 +233,7 @@ static void plan_berths(const tr_registry *r, tr_space *s) {
  */
 
 static bool has_masters(const tr_registry *r, const tr_space *s) {
-    return r->t != TR_F32 || s->zero >= 3;
+    return r->t != tr_master_type(r) || s->zero >= 3;
 }
 
 /* Whether there are ranks among which parallel.zero 3 would share out more than now. */
@@ -246,16 +254,14 @@ static tr_status check_room(const tr_registry *r, const tr_grid *grid) {
     if (zero_would_help(r))
         snprintf(zero, sizeof zero, "parallel.zero 3 (now %d), ", r->options.zero);
     return tr_fail(TR_ERR_INTERNAL,
-                   "out of memory: rank %d of %d asks for %.1f MiB for weights, gradients and "
-                   "optimizer states%s; use %smore ranks (parallel.pipeline, tensor or expert), or "
-                   "fewer or narrower layers",
+                   "out of memory: rank %d of %d asks for %.1f MiB for weights%s%s; use %smore "
+                   "ranks (parallel.pipeline, tensor or expert), or fewer or narrower layers",
                    tr_comm_rank(grid->comm[TR_GROUP_WORLD]), grid->at.world, (double)bytes / 0x1p20,
-                   where, zero);
+                   r->options.read_only ? "" : ", gradients and optimizer states", where, zero);
 }
 
-static float *shard_array(tr_registry *r, const tr_space *s) {
-    size_t bytes = shard_bytes(s);
-    float *array = tr_allocator_take(&r->device->allocator, bytes, "gradients or optimizer state");
+static void *zeroed(tr_registry *r, size_t bytes) {
+    void *array = tr_allocator_take(&r->device->allocator, bytes, "masters, gradients or moments");
     if (!array) tr_abort("%s", tr_error_message());
     r->device->zero(r->device->stream, array, bytes);
     return array;
@@ -263,11 +269,12 @@ static float *shard_array(tr_registry *r, const tr_space *s) {
 
 static void allocate(tr_registry *r, tr_space *s) {
     s->weights = tr_comm_alloc_on(s->comm, r->device, weight_bytes(r, s));
+    if (has_masters(r, s)) s->master = zeroed(r, master_bytes(r, s));
+    if (r->options.read_only) return;
     s->grads = tr_comm_alloc_on(s->comm, r->device, grad_bytes(s));
-    s->m = shard_array(r, s);
-    s->v = shard_array(r, s);
-    if (s->zero >= 2) s->sums = shard_array(r, s);
-    if (has_masters(r, s)) s->master = shard_array(r, s);
+    s->m = zeroed(r, shard_bytes(s));
+    s->v = zeroed(r, shard_bytes(s));
+    if (s->zero >= 2) s->sums = zeroed(r, shard_bytes(s));
 }
 
 /* Where a parameter that is always there lies. */
@@ -275,7 +282,7 @@ static void point(const tr_registry *r, tr_param *p) {
     const tr_space *s = &r->space[p->space];
     if (p->elems_loc == 0) return;
     if (s->zero < 3) p->weight = (char *)s->weights + (size_t)p->offset * tr_dtype_bytes(r->t);
-    if (s->zero < 2) p->grad = s->grads + p->offset;
+    if (s->zero < 2 && s->grads) p->grad = s->grads + p->offset;
 }
 
 tr_status tr_registry_seal(tr_registry *r, const tr_grid *grid, const tr_registry_options *options,
@@ -310,9 +317,11 @@ tr_status tr_registry_seal(tr_registry *r, const tr_grid *grid, const tr_registr
     return TR_OK;
 }
 
-float *tr_segment_master(const tr_registry *r, const tr_segment *g) {
+void *tr_segment_master(const tr_registry *r, const tr_segment *g) {
     const tr_space *s = &r->space[g->param->space];
-    return s->master ? s->master + g->shard : (float *)s->weights + g->offset;
+    size_t size = tr_dtype_bytes(tr_master_type(r));
+    return s->master ? (char *)s->master + (size_t)g->shard * size
+                     : (char *)s->weights + (size_t)g->offset * size;
 }
 
 float *tr_segment_gradient(const tr_registry *r, const tr_segment *g) {
@@ -374,9 +383,11 @@ int64_t tr_registry_bytes(const tr_registry *r) {
     for (int i = 0; i < TR_SPACES; i++) {
         const tr_space *s = &r->space[i];
         if (s->elems == 0) continue;
-        int64_t shards = 2 + (s->zero >= 2) + has_masters(r, s);
-        bytes += tr_comm_memory_bytes(weight_bytes(r, s)) + tr_comm_memory_bytes(grad_bytes(s)) +
-                 shards * (int64_t)shard_bytes(s);
+        bytes += tr_comm_memory_bytes(weight_bytes(r, s));
+        if (has_masters(r, s)) bytes += (int64_t)master_bytes(r, s);
+        if (r->options.read_only) continue;
+        bytes +=
+            tr_comm_memory_bytes(grad_bytes(s)) + (2 + (s->zero >= 2)) * (int64_t)shard_bytes(s);
     }
     return bytes;
 }

@@ -116,12 +116,15 @@ typedef struct {
     void *weights; /* compute type [elems]; ZeRO 3: the berths */
     float *grads;  /* fp32 [elems]; ZeRO 2: the berths */
     float *sums;   /* ZeRO 2: gradients summed over the group [shard_elems]; else NULL */
-    float *master; /* [shard_elems]; NULL when the weights are the masters: F32 before ZeRO 3 */
+    void *master;  /* tr_master_type [shard_elems]; NULL when the weights, of that type, are the
+                      masters: before ZeRO 3 */
     float *m, *v;  /* [shard_elems] */
+    /* read_only: grads, sums, m and v are NULL */
 } tr_space;
 
 /* parallel.zero, parallel.overlap and parallel.bucket_elems. */
 typedef struct {
+    bool read_only; /* weights are loaded and used: nothing else of a training is there */
     int zero;
     bool overlap;         /* transfers go on under computations; else each is waited for at once */
     bool two_at_once;     /* units of a forward and of a backward are used at the same time */
@@ -158,11 +161,14 @@ tr_status tr_registry_seal(tr_registry *registry, const tr_grid *grid,
                            const tr_registry_options *options, tr_device *device);
 
 /* Local. Draws the masters of this rank's shard: a function of (seed, name, global element) alone.
- * Nothing is being gathered (tr_units_settle). */
+ * Nothing is being gathered (tr_units_settle); the masters are fp32. */
 void tr_registry_init(tr_registry *registry, uint64_t seed);
 
-/* Local. fp32 master values of a segment. */
-float *tr_segment_master(const tr_registry *registry, const tr_segment *segment);
+/* Local. The type of what weights are loaded as, updated as and made from: fp32, or the compute
+ * type where they are only read. */
+tr_dtype tr_master_type(const tr_registry *registry);
+/* Local. Master values of a segment. */
+void *tr_segment_master(const tr_registry *registry, const tr_segment *segment);
 /* Local. Its gradient, fp32 device memory: after the reduction the sum over the group. */
 float *tr_segment_gradient(const tr_registry *registry, const tr_segment *segment);
 /* Local. Where this rank's part of bucket `b` begins, in elements of the stretch. */
@@ -170,7 +176,7 @@ int64_t tr_stretch_piece(const tr_registry *registry, const tr_stretch *stretch,
 /* Local. This rank's part of the bucket's gradient. */
 float *tr_stretch_gradient(const tr_registry *registry, const tr_stretch *stretch, int64_t b);
 
-/* Local. Parameters of the whole model; bytes this rank holds for weights, gradients, masters and
- * moments (from the sealed layout; equals what is allocated). */
+/* Local. Parameters of the whole model; bytes this rank holds for weights, masters and, unless
+ * they are only read, gradients and moments (from the sealed layout; equals what is allocated). */
 int64_t tr_registry_total(const tr_registry *registry);
 int64_t tr_registry_bytes(const tr_registry *registry);

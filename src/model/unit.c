@@ -38,11 +38,13 @@ void tr_stretch_share(tr_registry *r, const tr_stretch *t, int64_t b) {
 static void cast_master(const tr_registry *r, const tr_stretch *t, int64_t b) {
     const tr_space *s = &r->space[t->space];
     char *to = weights_of(r, t) + weight_bytes(r, tr_stretch_piece(r, t, b));
-    const float *from = s->master + t->shard + b * t->part;
-    if (r->t == TR_F32)
+    tr_dtype from_t = tr_master_type(r);
+    const char *from =
+        (char *)s->master + (size_t)(t->shard + b * t->part) * tr_dtype_bytes(from_t);
+    if (r->t == from_t)
         r->device->copy(r->device->stream, to, from, weight_bytes(r, t->part), TR_ON_DEVICE);
     else
-        r->device->kernels->cast(r->device->stream, r->t, to, TR_F32, from, t->part);
+        r->device->kernels->cast(r->device->stream, r->t, to, from_t, from, t->part);
 }
 
 /* --- berths: stage 3 ----------------------------------------------------------------------------

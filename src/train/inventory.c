@@ -16,22 +16,33 @@ static bool copied(const tr_inventory *v) {
     return !v->registry->device->host_memory;
 }
 
-/* Where the segment's three arrays are: in device memory. */
-static void arrays_of(const tr_registry *r, const tr_segment *g, float *at[ARRAYS]) {
-    const tr_space *s = &r->space[g->param->space];
-    at[0] = tr_segment_master(r, g);
-    at[1] = s->m + g->shard;
-    at[2] = s->v + g->shard;
+/* All three, with moments, are fp32. */
+static size_t elem_bytes(const tr_inventory *v) {
+    return tr_dtype_bytes(tr_master_type(v->registry));
+}
+
+/* Where the segment's arrays are: in device memory. */
+static void arrays_of(const tr_inventory *v, const tr_segment *g, void *at[ARRAYS]) {
+    const tr_space *s = &v->registry->space[g->param->space];
+    at[0] = tr_segment_master(v->registry, g);
+    at[1] = v->arrays > 1 ? s->m + g->shard : NULL;
+    at[2] = v->arrays > 1 ? s->v + g->shard : NULL;
 }
 
 /* And their copies; `space_at` is where those of the space begin. */
-static void copies_of(const tr_space *s, const tr_segment *g, float *space_at, float *at[ARRAYS]) {
-    for (int i = 0; i < ARRAYS; i++) at[i] = space_at + i * s->shard_elems + g->shard;
+static void copies_of(const tr_inventory *v, const tr_segment *g, char *space_at,
+                      void *at[ARRAYS]) {
+    int64_t elems = v->registry->space[g->param->space].shard_elems;
+    for (int i = 0; i < ARRAYS; i++)
+        at[i] = i < v->arrays ? space_at + (size_t)(i * elems + g->shard) * elem_bytes(v) : NULL;
+}
+
+static size_t copies_bytes(const tr_inventory *v, const tr_space *s) {
+    return (size_t)(v->arrays * s->shard_elems) * elem_bytes(v);
 }
 
 static void allocate_copies(tr_inventory *v) {
-    for (int i = 0; i < TR_SPACES; i++)
-        v->copies_bytes += (size_t)(ARRAYS * v->registry->space[i].shard_elems) * sizeof(float);
+    for (int i = 0; i < TR_SPACES; i++) v->copies_bytes += copies_bytes(v, &v->registry->space[i]);
     v->copies = tr_allocator_take(tr_host_allocator(), v->copies_bytes, "a checkpoint's host copy");
     if (!v->copies) tr_abort("%s", tr_error_message());
 }
@@ -46,28 +57,29 @@ static void list_tensors(tr_inventory *v) {
     }
 }
 
-static void list_pieces(tr_inventory *v, const tr_space *s, float *space_at, bool moments) {
+static void list_pieces(tr_inventory *v, const tr_space *s, char *space_at) {
     const tr_registry *r = v->registry;
     for (int64_t k = 0; k < s->nsegments; k++) {
         const tr_segment *g = &s->segments[k];
-        float *at[ARRAYS];
+        void *at[ARRAYS];
         if (!g->param->primary) continue;
         if (copied(v))
-            copies_of(s, g, space_at, at);
+            copies_of(v, g, space_at, at);
         else
-            arrays_of(r, g, at);
+            arrays_of(v, g, at);
         v->pieces[v->npieces++] = (tr_piece){.tensor = g->param - r->params,
                                              .box = g->param->box,
                                              .first = g->first,
                                              .count = g->count,
+                                             .master_type = tr_master_type(r),
                                              .master = at[0],
-                                             .m = moments ? at[1] : NULL,
-                                             .v = moments ? at[2] : NULL};
+                                             .m = at[1],
+                                             .v = at[2]};
     }
 }
 
 tr_inventory tr_inventory_take(const tr_registry *r, bool moments) {
-    tr_inventory v = {.registry = r};
+    tr_inventory v = {.registry = r, .arrays = moments ? ARRAYS : 1};
     int64_t most = 0;
     for (int i = 0; i < TR_SPACES; i++) most += r->space[i].nsegments;
     v.tensors = calloc((size_t)r->count + 1, sizeof *v.tensors);
@@ -75,10 +87,10 @@ tr_inventory tr_inventory_take(const tr_registry *r, bool moments) {
     if (!v.tensors || !v.pieces) abort();
     if (copied(&v)) allocate_copies(&v);
     list_tensors(&v);
-    float *space_at = v.copies;
+    char *space_at = v.copies;
     for (int i = 0; i < TR_SPACES; i++) {
-        list_pieces(&v, &r->space[i], space_at, moments);
-        if (space_at) space_at += ARRAYS * r->space[i].shard_elems;
+        list_pieces(&v, &r->space[i], space_at);
+        if (space_at) space_at += copies_bytes(&v, &r->space[i]);
     }
     return v;
 }
@@ -89,9 +101,7 @@ void tr_inventory_free(tr_inventory *v) {
     free(v->pieces);
 }
 
-static void copy_piece(tr_device *device, float *on_host, float *on_device, int64_t count,
-                       bool down) {
-    size_t bytes = (size_t)count * sizeof(float);
+static void copy_piece(tr_device *device, void *on_host, void *on_device, size_t bytes, bool down) {
     if (!on_host) return;
     if (down)
         device->copy(device->stream, on_host, on_device, bytes, TR_TO_HOST);
@@ -105,14 +115,15 @@ static void copy_pieces(const tr_inventory *v, bool down) {
     for (int i = 0; i < TR_SPACES; i++)
         for (int64_t k = 0; k < r->space[i].nsegments; k++) {
             const tr_segment *g = &r->space[i].segments[k];
-            float *at[ARRAYS];
+            size_t bytes = (size_t)g->count * elem_bytes(v);
+            void *at[ARRAYS];
             if (!g->param->primary) continue;
             const tr_piece *piece = &v->pieces[p++];
-            arrays_of(r, g, at);
+            arrays_of(v, g, at);
             tr_watch_progress();
-            copy_piece(r->device, piece->master, at[0], g->count, down);
-            copy_piece(r->device, piece->m, at[1], g->count, down);
-            copy_piece(r->device, piece->v, at[2], g->count, down);
+            copy_piece(r->device, piece->master, at[0], bytes, down);
+            copy_piece(r->device, piece->m, at[1], bytes, down);
+            copy_piece(r->device, piece->v, at[2], bytes, down);
         }
     r->device->stream_wait(r->device->stream);
 }

@@ -10,7 +10,8 @@ typedef struct {
     int64_t ntensors, npieces;
     /* state: copies of what lies in device memory, see inventory.c */
     const tr_registry *registry;
-    float *copies;
+    int arrays; /* 1: masters; 3: moments too */
+    void *copies;
     size_t copies_bytes;
 } tr_inventory;
 

@@ -61,14 +61,16 @@ static int head_copies(const tr_config *config) {
     return heads < tensor ? (int)(tensor / heads) : 1;
 }
 
-static tr_registry_options registry_options(const tr_config *config) {
-    return (tr_registry_options){.zero = (int)config->parallel.zero,
+static tr_registry_options registry_options(const tr_config *config, tr_job_purpose purpose) {
+    return (tr_registry_options){.read_only = purpose == TR_JOB_READS,
+                                 .zero = (int)config->parallel.zero,
                                  .overlap = config->parallel.overlap,
                                  .two_at_once = config->parallel.schedule == TR_SCHEDULE_DUALPIPE_V,
                                  .bucket_elems = config->parallel.bucket_elems};
 }
 
-tr_status tr_job_create(const tr_config *config, tr_comm *world, bool plan_only, tr_job **job_p) {
+tr_status tr_job_create(const tr_config *config, tr_comm *world, tr_job_purpose purpose,
+                        tr_job **job_p) {
     int64_t data;
     TR_TRY(tr_config_check_world(config, tr_comm_size(world), &data));
     tr_grid_shape shape = {.pipeline = (int)config->parallel.pipeline,
@@ -94,9 +96,9 @@ tr_status tr_job_create(const tr_config *config, tr_comm *world, bool plan_only,
         return status;
     }
     job->model = tr_model_create(config, job->grid, job->device);
-    tr_registry_options options = registry_options(config);
+    tr_registry_options options = registry_options(config, purpose);
     status = tr_registry_seal(tr_model_registry(job->model), job->grid, &options,
-                              plan_only ? NULL : job->device);
+                              purpose == TR_JOB_PLANS ? NULL : job->device);
     if (status != TR_OK) {
         tr_job_destroy(job);
         return status;
@@ -199,15 +201,17 @@ tr_status tr_job_save(tr_job *job) {
 }
 
 /* The tied embedding's second copy follows the first: masters and moments, shard by shard. */
-static void copy_tied(tr_job *job) {
+static void copy_tied(tr_job *job, bool moments) {
     tr_registry *r = tr_model_registry(job->model);
     tr_space *s = &r->space[TR_SPACE_TIED];
     tr_comm *pair = job->grid->comm[TR_GROUP_EMBEDDING];
     for (int64_t k = 0; k < s->nsegments; k++) {
         const tr_segment *g = &s->segments[k];
-        float *arrays[] = {tr_segment_master(r, g), s->m + g->shard, s->v + g->shard};
-        for (int i = 0; i < 3; i++)
-            tr_end(tr_broadcast_begin(pair, r->device->stream, 0, arrays[i],
+        tr_stream *stream = r->device->stream;
+        int64_t size = (int64_t)tr_dtype_bytes(tr_master_type(r));
+        tr_end(tr_broadcast_begin(pair, stream, 0, tr_segment_master(r, g), g->count * size));
+        for (int i = 0; i < 2 && moments; i++)
+            tr_end(tr_broadcast_begin(pair, stream, 0, (i ? s->v : s->m) + g->shard,
                                       g->count * (int64_t)sizeof(float)));
     }
 }
@@ -226,7 +230,7 @@ tr_status tr_job_load(tr_job *job, const char *path, bool moments) {
         free(state.config);
         return status;
     }
-    copy_tied(job);
+    copy_tied(job, moments);
     tr_registry_publish(tr_model_registry(job->model));
     if (moments) {
         free(job->at.config);

@@ -27,9 +27,17 @@ typedef struct {
     tr_progress_state at;
 } tr_job;
 
+/* What a job is for, which decides what its registry stores: */
+typedef enum {
+    TR_JOB_TRAINS, /* weights, gradients, optimizer */
+    TR_JOB_READS,  /* weights */
+    TR_JOB_PLANS   /* nothing: it says what a training would */
+} tr_job_purpose;
+
 /* Collective on world. Checks config against the world, makes grid and device, declares the model,
- * seals its registry (with storage unless `plan_only`). *job_p is set only on success. */
-tr_status tr_job_create(const tr_config *config, tr_comm *world, bool plan_only, tr_job **job_p);
+ * seals its registry. *job_p is set only on success. */
+tr_status tr_job_create(const tr_config *config, tr_comm *world, tr_job_purpose purpose,
+                        tr_job **job_p);
 /* Collective on world. Opens the data sets the config names. */
 tr_status tr_job_open_data(tr_job *job);
 /* Local. Instead: job->train draws its samples. */

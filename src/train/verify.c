@@ -81,7 +81,7 @@ static tr_status open_samples(verification *v, side *s, bool full) {
 /* Collective on comm. */
 static tr_status open_side(verification *v, side *s, tr_comm *comm, bool full,
                            void (*begins)(void *self, int64_t i)) {
-    TR_TRY(tr_job_create(s->config, comm, false, &s->job));
+    TR_TRY(tr_job_create(s->config, comm, TR_JOB_TRAINS, &s->job));
     TR_TRY(open_samples(v, s, full));
     TR_TRY(tr_job_open_pipeline(s->job));
     TR_TRY(tr_job_reserve_steps(s->job));
@@ -125,8 +125,8 @@ static tr_status open_one(verification *v, bool full) {
 }
 
 static tr_status open(verification *v, const tr_config *config, bool full) {
-    tr_job *plan = NULL;
-    TR_TRY(tr_job_create(config, v->world, true, &plan)); /* refuses what does not fit the ranks */
+    tr_job *plan = NULL; /* refuses what does not fit the ranks */
+    TR_TRY(tr_job_create(config, v->world, TR_JOB_PLANS, &plan));
     tr_job_destroy(plan);
     tr_status status = full ? tr_config_alter(config, false, 0, NULL, &v->grid.config)
                             : tr_twin_create(config, tr_comm_size(v->world), &v->grid.config);

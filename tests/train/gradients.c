@@ -1,7 +1,8 @@
 /* Property: on every grid of the world and at every stage of ZeRO, with and without overlap, for a
  * weight of every split, initial values are those of one rank, each element has one owner, a
  * gradient is the sum over all micro-batches and ranks that hold the element, the sum of squares
- * counts it once, and the memory held is what the registry says. */
+ * counts it once, and the memory held is what the registry says: of weights that are only read no
+ * more than theirs. */
 #include "base/rng.h"
 #include "model/gradient.h"
 #include "model/unit.h"
@@ -157,6 +158,7 @@ static void check_registry(tr_comm *world, tr_registry *r, const tr_grid *grid) 
         }
     }
     check_weights(r);
+    if (r->options.read_only) return;
     for (int step = 0; step < 2; step++) {
         backwards(r);
         tr_gradients_reduce(r, grid, &squares);
@@ -165,6 +167,19 @@ static void check_registry(tr_comm *world, tr_registry *r, const tr_grid *grid) 
     tr_end(tr_all_reduce_begin(world, NULL, TR_SUM, TR_F64, &squares, 1));
     TR_CHECK(fabs(squares - want) <= 1e-12 * want, "sum of squares %.17g, not %.17g", squares,
              want);
+}
+
+/* Weights, or the berths of some and this rank's part of all; beside them one number a stretch. */
+static int64_t weights_bytes(const tr_registry *r) {
+    int64_t bytes = (r->nstretches + 1) * (int64_t)sizeof(double);
+    for (int i = 0; i < TR_SPACES; i++) {
+        const tr_space *s = &r->space[i];
+        if (s->elems == 0) continue;
+        int64_t there = s->zero < 3 ? s->elems : s->weight_berths.elems;
+        bytes += tr_comm_memory_bytes(there * (int64_t)sizeof(float));
+        if (s->zero >= 3) bytes += s->shard_elems * (int64_t)sizeof(float);
+    }
+    return bytes;
 }
 
 static void check_grid(tr_comm *world, tr_grid_shape shape, const tr_registry_options *options) {
@@ -177,6 +192,8 @@ static void check_grid(tr_comm *world, tr_grid_shape shape, const tr_registry_op
     int64_t held = count.bytes + group_bytes(grid) - before;
     TR_CHECK(tr_registry_bytes(r) == held, "%lld bytes held, %lld said", (long long)held,
              (long long)tr_registry_bytes(r));
+    TR_CHECK(!options->read_only || held == weights_bytes(r), "%lld bytes held to read %lld",
+             (long long)held, (long long)weights_bytes(r));
     check_registry(world, r, grid);
     tr_registry_destroy(r);
     TR_CHECK(count.bytes == 0, "%lld bytes are left", (long long)count.bytes);
@@ -192,6 +209,8 @@ static void every_stage(tr_comm *world, tr_grid_shape shape, int number) {
         bool overlap = (number + zero) % 2;
         tr_registry_options options = {
             .zero = zero, .overlap = overlap, .bucket_elems = overlap ? 64 : 200};
+        check_grid(world, shape, &options);
+        options.read_only = true;
         check_grid(world, shape, &options);
     }
 }
