@@ -11,7 +11,7 @@ typedef struct tr_model tr_model;
 
 /* Host memory, this rank's positions of one micro-batch: [B, S_loc] each but the last two. */
 typedef struct {
-    const int32_t *token, *label; /* label -1: not predicted */
+    const int32_t *token, *label; /* label -1: not predicted; NULL: no loss is asked for */
     const uint8_t *valid;         /* 0: pad */
     const int32_t *position;      /* for rotation; NULL: the places in the sequence */
     /* Documents; NULL: each sequence is one. begin [chunks,B,chunk] (sequence.h): where that of
@@ -59,7 +59,7 @@ void tr_model_sums_get(tr_model *model, tr_model_sums *sums);
 /* Local. The micro-batch that slot works on. */
 void tr_model_load(tr_model *model, int64_t slot, const tr_micro_batch *batch);
 /* Collective on the expert, context and tensor groups of the stage. Reads the boundary input (first
- * stage: tokens), writes the boundary output (last stage: the loss). */
+ * stage: tokens), writes the boundary output (last stage: the loss, of labels). */
 void tr_model_forward(tr_model *model, int64_t chunk, int64_t slot, bool training);
 /* Likewise, through the chunk of the slot's forward. The boundary gradient goes from that of the
  * output to that of the input, in place. split: without the weight gradients of linear layers. */

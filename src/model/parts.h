@@ -17,12 +17,12 @@ typedef struct {
     void *input, *output, *gradient; /* [N,H], cross stages */
     int32_t *token, *label;
     uint8_t *valid;
-    int32_t *position, *begin;     /* NULL unless documents are told apart */
-    int64_t *first_key;            /* host, owned */
-    bool own_positions, documents; /* of the micro-batch loaded last */
-    const tr_chunk_layers *chunk;  /* of the last forward */
-    bool waiting;                  /* for its backward */
-    tr_weight_queue queue;         /* of its weight gradients */
+    int32_t *position, *begin;               /* NULL unless documents are told apart */
+    int64_t *first_key;                      /* host, owned */
+    bool labelled, own_positions, documents; /* of the micro-batch loaded last */
+    const tr_chunk_layers *chunk;            /* of the last forward */
+    bool waiting;                            /* for its backward */
+    tr_weight_queue queue;                   /* of its weight gradients */
 } tr_slot;
 
 struct tr_model {

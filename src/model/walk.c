@@ -11,10 +11,12 @@ void tr_model_load(tr_model *model, int64_t slot, const tr_micro_batch *batch) {
     tr_env *c = &model->env;
     tr_slot *s = &model->slots[slot];
     c->device->copy(c->stream, s->token, batch->token, (size_t)c->N * 4, TR_TO_DEVICE);
-    c->device->copy(c->stream, s->label, batch->label, (size_t)c->N * 4, TR_TO_DEVICE);
     c->device->copy(c->stream, s->valid, batch->valid, (size_t)c->N, TR_TO_DEVICE);
+    s->labelled = batch->label != NULL;
     s->own_positions = batch->position != NULL;
     s->documents = batch->begin != NULL;
+    if (s->labelled)
+        c->device->copy(c->stream, s->label, batch->label, (size_t)c->N * 4, TR_TO_DEVICE);
     if (s->own_positions)
         c->device->copy(c->stream, s->position, batch->position, (size_t)c->N * 4, TR_TO_DEVICE);
     if (s->documents) {
@@ -128,7 +130,7 @@ static void forward_end(const tr_model *model, walk *w) {
 }
 
 static void forward_close(tr_model *model, walk *w) {
-    if (!w->chunk->last) return;
+    if (!w->chunk->last || !w->s->labelled) return;
     tr_trace_work_begin("head and loss", -1);
     enter_head(model);
     tr_head_forward(&model->head, &w->pass, &w->s->head, w->x, w->s->label);

@@ -49,14 +49,10 @@ static int32_t draw(const float *logits, int64_t V, const tr_generate_options *o
 }
 
 /* Logits after the last of n tokens. */
-static void next_logits(tr_job *job, const int32_t *token, int64_t n, int32_t *label,
-                        uint8_t *valid, float *logits) {
+static void next_logits(tr_job *job, const int32_t *token, int64_t n, const uint8_t *valid,
+                        float *logits) {
     tr_model_shape(job->model, 1, 1, n);
-    for (int64_t i = 0; i < n; i++) {
-        label[i] = -1;
-        valid[i] = 1;
-    }
-    tr_model_load(job->model, 0, &(tr_micro_batch){.token = token, .label = label, .valid = valid});
+    tr_model_load(job->model, 0, &(tr_micro_batch){.token = token, .valid = valid});
     tr_model_begin_step(job->model, 1, 0);
     tr_model_forward(job->model, 0, 0, false);
     tr_model_logits(job->model, n - 1, logits);
@@ -67,16 +63,16 @@ tr_status tr_generate(tr_job *job, const tr_generate_options *o) {
     int64_t n = (int64_t)strlen(o->prompt), total = n + o->tokens;
     if (n == 0) return tr_fail(TR_ERR_USAGE, "--prompt is empty; give at least one character");
     int32_t *token = malloc((size_t)total * sizeof *token);
-    int32_t *label = malloc((size_t)total * sizeof *label);
     uint8_t *valid = malloc((size_t)total);
     float *logits = malloc((size_t)V * sizeof *logits);
     choice *choices = malloc((size_t)V * sizeof *choices);
-    if (!token || !label || !valid || !logits || !choices) abort();
+    if (!token || !valid || !logits || !choices) abort();
     for (int64_t i = 0; i < n; i++) token[i] = (unsigned char)o->prompt[i];
+    memset(valid, 1, (size_t)total);
     fwrite(o->prompt, 1, (size_t)n, stdout);
     for (; n < total; n++) {
         int64_t from = n > most ? n - most : 0;
-        next_logits(job, token + from, n - from, label, valid, logits);
+        next_logits(job, token + from, n - from, valid, logits);
         token[n] = draw(logits, V, o, n, choices);
         if (token[n] < 256)
             putchar(token[n]);
@@ -86,7 +82,6 @@ tr_status tr_generate(tr_job *job, const tr_generate_options *o) {
     }
     putchar('\n');
     free(token);
-    free(label);
     free(valid);
     free(logits);
     free(choices);
