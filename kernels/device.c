@@ -2,6 +2,7 @@
  * kernels by what the processor offers. Opens other devices by name. Floor: kernels. */
 #include "kernels/device.h"
 
+#include "base/heap.h"
 #include "kernels/cpu/scratch.h"
 #include "kernels/cpu/stream.h"
 #include "kernels/makers.h"
@@ -63,8 +64,7 @@ static void flush_denormals(void) {
 }
 
 static tr_stream *stream_create(tr_device *device) {
-    tr_stream *s = malloc(sizeof *s);
-    if (!s) abort();
+    tr_stream *s = tr_heap_alloc(1, sizeof *s);
     *s = (tr_stream){.device = device};
     return s;
 }
@@ -118,8 +118,7 @@ static int find_level(const char *level) {
 }
 
 static tr_event *event_create(tr_device *device) {
-    tr_event *e = malloc(sizeof *e);
-    if (!e) abort();
+    tr_event *e = tr_heap_alloc(1, sizeof *e);
     e->device = device;
     return e;
 }
@@ -155,8 +154,7 @@ tr_device *tr_device_cpu(const char *level) {
         if (!level) tr_context(TR_ERR_USAGE, "the environment variable TRIREME_CPU_LEVEL");
         return NULL;
     }
-    cpu_device *d = calloc(1, sizeof *d);
-    if (!d) abort();
+    cpu_device *d = tr_heap_alloc(1, sizeof *d);
     flush_denormals();
     fill_table(&d->kernels, levels[i].level);
     d->device = (tr_device){.name = levels[i].device_name,

@@ -2,6 +2,7 @@
 #include "commands.h"
 #include "version.h"
 
+#include "base/heap.h"
 #include "base/log.h"
 
 #include <argp.h>
@@ -103,8 +104,8 @@ static void add_set(parser *p, char *text) {
 
 /* --resume X is --set checkpoint.resume=X. */
 static char *resume_set(const char *value) {
-    char *text, *quoted = tr_config_quote(value);
-    if (asprintf(&text, "checkpoint.resume=%s", quoted) < 0) abort();
+    char *quoted = tr_config_quote(value);
+    char *text = tr_heap_format("checkpoint.resume=%s", quoted);
     free(quoted);
     return text;
 }
@@ -143,12 +144,9 @@ static error_t parse(int key, char *text, struct argp_state *state) {
     parser *p = state->input;
     tr_arguments *a = p->out;
     switch (key) {
-    case KEY_SET: {
-        char *copy = strdup(text);
-        if (!copy) abort();
-        add_set(p, copy);
+    case KEY_SET:
+        add_set(p, tr_heap_copy(text));
         break;
-    }
     case KEY_RESUME:
         add_set(p, resume_set(text));
         break;

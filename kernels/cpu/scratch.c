@@ -4,10 +4,7 @@
 #include "kernels/cpu/scratch.h"
 
 #include "base/arena.h"
-#include "base/log.h"
-
-#include <stdio.h>
-#include <stdlib.h>
+#include "base/heap.h"
 
 static _Thread_local struct {
     void *memory;
@@ -27,12 +24,9 @@ void *tr_scratch(size_t bytes) {
     const tr_allocator *host = tr_host_allocator();
     mine.bytes = (bytes + 4095) / 4096 * 4096;
     mine.memory = host->alloc(host->self, mine.bytes);
-    if (!mine.memory) {
-        char text[80];
-        snprintf(text, sizeof text, "out of memory: a kernel wanted %zu bytes of work memory",
-                 bytes);
-        tr_print_error(text);
-        exit(70);
-    }
+    if (!mine.memory)
+        tr_out_of_memory("%zu bytes wanted for a kernel's work memory; use more ranks or a smaller "
+                         "micro_batch_size",
+                         bytes);
     return mine.memory;
 }

@@ -1,10 +1,9 @@
 /* arena.c - chunks with a bump pointer. Floor: base. */
 #include "base/arena.h"
 
-#include "base/log.h"
+#include "base/heap.h"
 #include "base/status.h"
 
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -15,7 +14,6 @@ struct tr_arena {
     /* declared */
     const tr_allocator *allocator; /* borrowed; NULL counts only */
     size_t chunk_bytes;
-    void (*fatal)(const char *text); /* nullable */
     /* state: chunks [0, count) are held, chunk `now` is being filled up to `used` */
     struct {
         char *base;
@@ -70,8 +68,7 @@ bool tr_allocator_has(const tr_allocator *a, size_t bytes) {
 }
 
 tr_arena *tr_arena_create(const tr_allocator *allocator, size_t chunk_bytes) {
-    tr_arena *a = calloc(1, sizeof *a);
-    if (!a) abort();
+    tr_arena *a = tr_heap_alloc(1, sizeof *a);
     a->allocator = allocator;
     a->chunk_bytes = chunk_bytes;
     return a;
@@ -90,20 +87,13 @@ void tr_arena_destroy(tr_arena *a) {
     free(a);
 }
 
-void tr_arena_set_fatal(tr_arena *a, void (*fatal)(const char *text)) {
-    a->fatal = fatal;
-}
-
-static void out_of_memory(const tr_arena *a, size_t bytes) {
-    char text[512], where[256];
+_Noreturn static void out_of_memory(const tr_arena *a, size_t bytes) {
+    char where[256];
     tr_allocator_explain(a->allocator, where, sizeof where);
-    snprintf(text, sizeof text,
-             "out of memory: %zu more bytes wanted, %zu MiB held by this arena%s; use more ranks, "
-             "a smaller micro_batch_size or parallel.recompute",
-             bytes, a->held >> 20, where);
-    if (a->fatal) a->fatal(text);
-    tr_print_error(text);
-    exit(70);
+    tr_out_of_memory(
+        "%zu more bytes wanted, %zu MiB held by this arena%s; use more ranks, a smaller "
+        "micro_batch_size or parallel.recompute",
+        bytes, a->held >> 20, where);
 }
 
 /* Makes chunk `now` one that holds `bytes`; an unused chunk that is too small is replaced. false:

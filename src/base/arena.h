@@ -38,15 +38,12 @@ typedef struct {
 /* Local. `allocator` borrowed; NULL makes a counting arena. */
 tr_arena *tr_arena_create(const tr_allocator *allocator, size_t chunk_bytes);
 void tr_arena_destroy(tr_arena *arena); /* NULL-safe */
-/* Local. Called with a text when memory is out; does not return. NULL: prints it and ends the
- * process with code 70. */
-void tr_arena_set_fatal(tr_arena *arena, void (*fatal)(const char *text));
 /* Local, while nothing of it is in use. Holds so many bytes from now on; false: there is no memory
  * for them. */
 bool tr_arena_reserve(tr_arena *arena, size_t bytes);
 
-/* Local. 64-byte aligned, contents undefined. When memory is out, see tr_arena_set_fatal.
- * 0 bytes gives a valid pointer. */
+/* Local. 64-byte aligned, contents undefined. 0 bytes gives a valid pointer. When
+ * memory is out the job ends (tr_out_of_memory). */
 void *tr_arena_alloc(tr_arena *arena, size_t bytes);
 tr_arena_mark tr_arena_get_mark(const tr_arena *arena);
 void tr_arena_release(tr_arena *arena, tr_arena_mark mark);

@@ -1,6 +1,8 @@
 /* file.c - files that a user names. Floor: base. */
 #include "base/file.h"
 
+#include "base/heap.h"
+
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
@@ -30,8 +32,7 @@ static tr_status make(const char *path, const char *setting) {
 }
 
 tr_status tr_file_make_folder(const char *folder, const char *setting) {
-    char *path = strdup(folder);
-    if (!path) abort();
+    char *path = tr_heap_copy(folder);
     tr_status status = TR_OK;
     for (char *end = path + 1; status == TR_OK && end[-1]; end++) {
         char here = *end;

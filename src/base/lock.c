@@ -5,6 +5,7 @@
 #include "base/lock.h"
 
 #include "base/file.h"
+#include "base/heap.h"
 #include "base/log.h"
 
 #include <errno.h>
@@ -110,19 +111,20 @@ tr_status tr_lock_take(tr_lock **locks_p, const char *directory, const char *set
                        const char *name) {
     bool made = !is_folder(directory);
     TR_TRY(tr_file_make_folder(directory, setting));
-    char *path;
+    char *path = tr_heap_format("%s/.%s.lock", directory, name);
     int fd = -1;
-    if (asprintf(&path, "%s/.%s.lock", directory, name) < 0) abort();
     tr_status status = open_locked(*locks_p, path, directory, setting, name, &fd);
     if (status != TR_OK || fd < 0) {
         free(path);
         return status;
     }
     say_holder(fd);
-    tr_lock *lock = calloc(1, sizeof *lock);
-    char *copy = strdup(directory);
-    if (!lock || !copy) abort();
-    *lock = (tr_lock){.next = *locks_p, .fd = fd, .made = made, .path = path, .directory = copy};
+    tr_lock *lock = tr_heap_alloc(1, sizeof *lock);
+    *lock = (tr_lock){.next = *locks_p,
+                      .fd = fd,
+                      .made = made,
+                      .path = path,
+                      .directory = tr_heap_copy(directory)};
     *locks_p = lock;
     return TR_OK;
 }

@@ -1,6 +1,8 @@
 /* trace.c - the events, and the file of them (Trace Event Format, Google 2016). Floor: base. */
 #include "base/trace.h"
 
+#include "base/heap.h"
+
 #include <errno.h>
 #include <inttypes.h>
 #include <stdio.h>
@@ -79,8 +81,7 @@ static tr_status cannot_write(const char *path) {
 tr_status tr_trace_open(const char *path, int rank, const char *place) {
     static const char *const tracks[] = {"actions", "work", "waiting", "transfers"};
     memset(&trace, 0, sizeof trace);
-    trace.events = malloc(ROOM * sizeof *trace.events);
-    if (!trace.events) abort();
+    trace.events = tr_heap_alloc(ROOM, sizeof *trace.events);
     snprintf(trace.path, sizeof trace.path, "%s", path);
     trace.rank = rank;
     trace.file = fopen(path, "w");

@@ -1,5 +1,6 @@
 /* bound_layers.c - kernels of the dense layers, the loss and the optimizer, at the sizes of the
  * model measured. Floor: bench. */
+#include "base/heap.h"
 #include "base/rng.h"
 #include "bench/bound.h"
 
@@ -107,9 +108,8 @@ static void cross_entropy_whole(void *self) {
 
 /* Random tokens below V; how many different ones. */
 static int64_t draw(int32_t *value, int64_t count, int64_t V) {
-    char *seen = calloc((size_t)V, 1);
+    char *seen = tr_heap_alloc(V, 1);
     int64_t distinct = 0;
-    if (!seen) abort();
     for (int64_t i = 0; i < count; i++) {
         value[i] = (int32_t)(tr_random_u64(4, 0, (uint64_t)i) % (uint64_t)V);
         distinct += !seen[value[i]];
@@ -120,8 +120,7 @@ static int64_t draw(int32_t *value, int64_t count, int64_t V) {
 }
 
 static void draw_integers(layers *o) {
-    int32_t *value = malloc((size_t)o->N * sizeof *value);
-    if (!value) abort();
+    int32_t *value = tr_heap_alloc(o->N, sizeof *value);
     o->distinct = draw(value, o->N, o->V);
     o->token = tr_bound_integers(o->b, o->N, value);
     o->label = tr_bound_integers(o->b, o->n, value);

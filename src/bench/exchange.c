@@ -3,6 +3,7 @@
 #include "bench/groups.h"
 #include "bench/rig.h"
 
+#include "base/heap.h"
 #include "base/rng.h"
 
 #include <stdlib.h>
@@ -30,8 +31,7 @@ static void open(exchange *e, tr_lab *lab, tr_exchange_kind kind) {
     int64_t N = e->rig.env.N, E = m->num_experts;
     tr_arena_reset(lab->memory);
     e->index = tr_arena_alloc(lab->memory, (size_t)(N * CHOSEN) * sizeof *e->index);
-    int32_t *index = malloc((size_t)(N * CHOSEN) * sizeof *index);
-    if (!index) abort();
+    int32_t *index = tr_heap_alloc(N * CHOSEN, sizeof *index);
     for (int64_t i = 0; i < N * CHOSEN; i++) {
         uint64_t first = tr_random_u64(1, (uint64_t)tr_comm_rank(lab->world),
                                        (uint64_t)(i / CHOSEN)); /* then every (E/8)-th */

@@ -1,6 +1,7 @@
 /* lab.c - the model measured, the clock, peaks, random numbers. Floor: bench. */
 #include "bench/lab.h"
 
+#include "base/heap.h"
 #include "base/log.h"
 #include "base/rng.h"
 #include "kernels/peak.h"
@@ -32,8 +33,7 @@ enum { OWN_SETS = 5, MORE_SETS = 8, SET_BYTES = 80, CHUNK = 64 << 20 };
 /* Collective on comm. The model under the caller's sets and then `own`. */
 static tr_status parse(const tr_lab *lab, tr_comm *comm, int nown, char *const *own,
                        tr_config **config_p) {
-    char **sets = malloc((size_t)(lab->nsets + nown + 1) * sizeof *sets);
-    if (!sets) abort();
+    char **sets = tr_heap_alloc(lab->nsets + nown, sizeof *sets);
     for (int i = 0; i < lab->nsets; i++) sets[i] = lab->sets[i];
     for (int i = 0; i < nown; i++) sets[lab->nsets + i] = own[i];
     tr_status status = tr_agree(comm, tr_config_parse(model_text, "the benchmark's model",

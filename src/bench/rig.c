@@ -1,6 +1,8 @@
 /* rig.c - surroundings of a single layer. Floor: bench. */
 #include "bench/rig.h"
 
+#include "base/heap.h"
+
 #include <stdlib.h>
 #include <string.h>
 
@@ -32,12 +34,11 @@ void tr_rig_open(tr_rig *rig, const tr_lab *lab, tr_comm *comm, tr_dtype t, int6
     rig->kept = tr_arena_create(&device->allocator, CHUNK);
     rig->fixed = tr_arena_create(&device->allocator, CHUNK);
     tr_heads_open(c, rig->fixed);
-    c->sums.expert_load = calloc((size_t)E + 1, sizeof *c->sums.expert_load);
+    c->sums.expert_load = tr_heap_alloc(E, sizeof *c->sums.expert_load);
     tr_saved_init(c, &rig->saved, E > 0, rig->config.intermediate_size);
     rig->valid = tr_allocator_take(&device->allocator, (size_t)c->N, "a layer's rows");
-    if (!c->sums.expert_load || !rig->valid) tr_abort("no memory for a layer");
-    uint8_t *ones = malloc((size_t)c->N + 1);
-    if (!ones) abort();
+    if (!rig->valid) tr_abort("%s", tr_error_message());
+    uint8_t *ones = tr_heap_alloc(c->N, 1);
     memset(ones, 1, (size_t)c->N);
     device->copy(c->stream, rig->valid, ones, (size_t)c->N, TR_TO_DEVICE);
     device->stream_wait(c->stream);

@@ -2,6 +2,7 @@
  * from the durations of the same run. Floor: bench. */
 #include "bench/groups.h"
 
+#include "base/heap.h"
 #include "base/rng.h"
 #include "plan/simulate.h"
 
@@ -109,9 +110,8 @@ static tr_status open(pipeline_job *j, const char *schedule) {
     TR_TRY(tr_lab_job(lab, lab->world, TR_F32, MICRO_BATCHES, sets, &j->config, &j->job));
     TR_TRY(tr_job_init_weights(j->job));
     TR_TRY(tr_job_open_pipeline(j->job));
-    j->token = malloc((size_t)j->T * sizeof *j->token);
-    j->valid = malloc((size_t)j->T);
-    if (!j->token || !j->valid) abort();
+    j->token = tr_heap_alloc(j->T, sizeof *j->token);
+    j->valid = tr_heap_alloc(j->T, 1);
     memset(j->valid, 1, (size_t)j->T);
     for (int64_t i = 0; i < j->T; i++)
         j->token[i] = (int32_t)(tr_random_u64(4, 0, (uint64_t)i) % 256);

@@ -1,6 +1,7 @@
 /* stepper.c - training steps on random tokens. Floor: bench. */
 #include "bench/stepper.h"
 
+#include "base/heap.h"
 #include "base/rng.h"
 #include "model/gradient.h"
 #include "train/optimizer.h"
@@ -46,16 +47,15 @@ tr_status tr_stepper_open(tr_stepper *s, tr_lab *lab, tr_comm *comm, tr_dtype t,
     *s = (tr_stepper){.lab = lab, .comm = comm};
     TR_TRY(tr_lab_job(lab, comm, t, batch, sets, &s->config, &s->job));
     TR_TRY(tr_job_init_weights(s->job));
-    size_t most = (size_t)(s->config->training.micro_batch_size * lab->T);
-    s->token = malloc(most * sizeof *s->token);
-    s->label = malloc(most * sizeof *s->label);
-    s->valid = malloc(most);
-    if (!s->token || !s->label || !s->valid) abort();
-    memset(s->valid, 1, most);
+    int64_t most = s->config->training.micro_batch_size * lab->T;
+    s->token = tr_heap_alloc(most, sizeof *s->token);
+    s->label = tr_heap_alloc(most, sizeof *s->label);
+    s->valid = tr_heap_alloc(most, 1);
+    memset(s->valid, 1, (size_t)most);
     uint64_t V = (uint64_t)s->config->model.vocab_size, d = (uint64_t)s->job->grid->at.d;
-    for (size_t i = 0; i < most; i++) {
-        s->token[i] = (int32_t)(tr_random_u64(2, d, i) % V);
-        s->label[i] = (int32_t)(tr_random_u64(3, d, i) % V);
+    for (int64_t i = 0; i < most; i++) {
+        s->token[i] = (int32_t)(tr_random_u64(2, d, (uint64_t)i) % V);
+        s->label[i] = (int32_t)(tr_random_u64(3, d, (uint64_t)i) % V);
     }
     return TR_OK;
 }

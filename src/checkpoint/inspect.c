@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/heap.h"
 #include "base/log.h"
 #include "checkpoint/format.h"
 
@@ -24,16 +25,9 @@ static herr_t add_entry(hid_t group, const char *name, const H5L_info_t *link, v
     (void)link;
     (void)group;
     catalog *c = context;
-    if (c->count == c->capacity) {
-        int64_t capacity = c->capacity * 2 + 64;
-        tr_entry *more = realloc(c->entries, (size_t)capacity * sizeof *more);
-        if (!more) return -1;
-        c->entries = more;
-        c->capacity = capacity;
-    }
+    c->entries = tr_heap_grow(c->entries, c->count, &c->capacity, sizeof *c->entries);
     tr_entry *entry = &c->entries[c->count];
-    *entry = (tr_entry){.array = c->array, .info = {.name = strdup(name)}};
-    if (!entry->info.name) return -1;
+    *entry = (tr_entry){.array = c->array, .info = {.name = tr_heap_copy(name)}};
     if (tr_entry_read(c->file, entry) < 0) entry->info.ndim = -1;
     c->count++;
     return 0;

@@ -9,6 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/heap.h"
 #include "base/switch.h"
 #include "checkpoint/checksum.h"
 #include "checkpoint/folder.h"
@@ -57,7 +58,7 @@ tr_status tr_checkpoint_list(tr_comm *world, const char *directory, int64_t **st
 static char *text_room(hid_t type, hid_t space) {
     bool text = H5Tget_class(type) == H5T_STRING && H5Tis_variable_str(type) == 0 &&
                 H5Sget_simple_extent_npoints(space) == 1;
-    return text ? calloc(1, H5Tget_size(type) + 1) : NULL;
+    return text ? tr_heap_alloc((int64_t)H5Tget_size(type) + 1, 1) : NULL;
 }
 
 /* On the heap; NULL: damaged. */

@@ -1,6 +1,8 @@
 /* assign.c - one value into one setting, or the reason why not. Floor: config. */
 #include "config/settings.h"
 
+#include "base/heap.h"
+
 #include <libfyaml.h>
 #include <math.h>
 #include <stdarg.h>
@@ -32,11 +34,10 @@ tr_status tr_refuse(const char *where, const char *value, const char *format, ..
 /* "takes an integer, at least 1; KEY is ..." */
 static tr_status refuse_type(const char *where, const char *value, const tr_setting *row,
                              const char *why) {
-    char *type = NULL;
-    size_t bytes = 0;
-    FILE *to = open_memstream(&type, &bytes);
-    tr_setting_write_type(to, row);
-    fclose(to);
+    tr_heap_text out;
+    tr_heap_text_begin(&out);
+    tr_setting_write_type(out.to, row);
+    char *type = tr_heap_text_end(&out);
     tr_status status = tr_refuse(where, value, "%s; %s takes %s", why, row->key, type);
     free(type);
     return status;
@@ -144,7 +145,7 @@ static tr_status assign_string(tr_config *config, const tr_setting *row, struct 
         return refuse_type(where, node_shown(node), row, "is no text");
     char **field = tr_setting_field(config, row);
     free(*field);
-    *field = strdup(text);
+    *field = tr_heap_copy(text);
     return TR_OK;
 }
 
@@ -155,7 +156,7 @@ static tr_status assign_resume(tr_config *config, const tr_setting *row, struct 
         return refuse_type(where, node_shown(node), row, "is no text");
     int index = word_index(row->names, text);
     free(config->checkpoint.resume_path);
-    config->checkpoint.resume_path = index < 0 ? strdup(text) : NULL;
+    config->checkpoint.resume_path = index < 0 ? tr_heap_copy(text) : NULL;
     config->checkpoint.resume = index < 0 ? TR_RESUME_PATH : (tr_resume)index;
     return TR_OK;
 }
@@ -201,7 +202,7 @@ static tr_status read_entry(struct fy_node *node, const char *where, tr_data_ent
     }
     const char *text = scalar_text(path);
     if (!text || !*text || is_null(path)) return tr_refuse(where, node_shown(path), "%s", what);
-    entry_p->path = strdup(text);
+    entry_p->path = tr_heap_copy(text);
     return TR_OK;
 }
 
@@ -225,7 +226,7 @@ static struct fy_node *item(struct fy_node *node, int64_t i) {
 static tr_status assign_data(tr_config *config, const tr_setting *row, struct fy_node *node,
                              const char *where) {
     tr_data_list list = {.count = item_count(node)};
-    list.entries = calloc((size_t)list.count + 1, sizeof *list.entries);
+    list.entries = tr_heap_alloc(list.count, sizeof *list.entries);
     int64_t weighted = 0;
     tr_status status = TR_OK;
     for (int64_t i = 0; i < list.count && status == TR_OK; i++) {
@@ -249,7 +250,7 @@ static tr_status assign_data(tr_config *config, const tr_setting *row, struct fy
 static tr_status assign_ints(tr_config *config, const tr_setting *row, struct fy_node *node,
                              const char *where) {
     tr_int_list list = {.count = item_count(node)};
-    list.values = calloc((size_t)list.count + 1, sizeof *list.values);
+    list.values = tr_heap_alloc(list.count, sizeof *list.values);
     for (int64_t i = 0; i < list.count; i++) {
         struct fy_node *one = item(node, i);
         const char *text = scalar_text(one);
@@ -303,7 +304,7 @@ tr_status tr_setting_assign(tr_config *config, int row, struct fy_node *node, co
     else
         TR_TRY(assign_kind(config, setting, node, where));
     free(config->places[row]);
-    config->places[row] = strdup(where);
+    config->places[row] = tr_heap_copy(where);
     return TR_OK;
 }
 

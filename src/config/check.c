@@ -4,6 +4,8 @@
  * divisibility by the world. Each refusal names the key given, both numbers and what would do. */
 #include "config/settings.h"
 
+#include "base/heap.h"
+
 #include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
@@ -156,9 +158,8 @@ static bool takes_virtual_stages(tr_schedule_kind schedule) {
 static char *name_of_source(const char *source) {
     const char *slash = strrchr(source, '/'), *file = slash ? slash + 1 : source;
     const char *dot = strrchr(file, '.');
-    char *name = strndup(file, dot && dot > file ? (size_t)(dot - file) : strlen(file));
-    if (!name) abort();
-    return name;
+    int length = (int)(dot && dot > file ? dot - file : (int64_t)strlen(file));
+    return tr_heap_format("%.*s", length, file);
 }
 
 static tr_status derive(tr_config *config) {

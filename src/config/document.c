@@ -3,6 +3,8 @@
  * Duplicate keys pass here: whoever reads a map refuses them and can then name the key. */
 #include "config/settings.h"
 
+#include "base/heap.h"
+
 #include <libfyaml.h>
 #include <stdlib.h>
 #include <string.h>
@@ -56,7 +58,7 @@ static struct fy_diag *create_diag(void) {
 tr_status tr_document_parse(const char *text, const char *name, tr_document **document_p) {
     size_t bytes = strlen(text);
     TR_TRY(check_bytes(text, bytes, name));
-    tr_document *document = calloc(1, sizeof *document);
+    tr_document *document = tr_heap_alloc(1, sizeof *document);
     document->diag = create_diag();
     const struct fy_parse_cfg options = {.flags = FYPCF_QUIET | FYPCF_DEFAULT_VERSION_1_2 |
                                                   FYPCF_JSON_NONE | FYPCF_ALLOW_DUPLICATE_KEYS,

@@ -2,6 +2,8 @@
  */
 #include "config/settings.h"
 
+#include "base/heap.h"
+
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -79,29 +81,14 @@ void tr_setting_write(FILE *to, const tr_config *config, const tr_setting *row) 
 
 /* ---- the whole config ---- */
 
-typedef struct {
-    FILE *to;
-    char *text;
-    size_t bytes;
-} memory_text;
-
-static void text_begin(memory_text *text) {
-    text->to = open_memstream(&text->text, &text->bytes);
-}
-
-static char *text_end(memory_text *text) {
-    fclose(text->to);
-    return text->text;
-}
-
 /* The keys of model.from are all there by name, so it is left out. */
 static bool resolved_away(const tr_setting *row) {
     return !strcmp(row->section, "model") && !strcmp(row->key, "from");
 }
 
 static char *print_rows(const tr_config *config, bool identity_only, const char *without) {
-    memory_text out;
-    text_begin(&out);
+    tr_heap_text out;
+    tr_heap_text_begin(&out);
     const char *section = "";
     for (int i = 0; i < tr_setting_count; i++) {
         const tr_setting *row = &tr_settings[i];
@@ -113,7 +100,7 @@ static char *print_rows(const tr_config *config, bool identity_only, const char 
         tr_setting_write(out.to, config, row);
         fputc('\n', out.to);
     }
-    return text_end(&out);
+    return tr_heap_text_end(&out);
 }
 
 char *tr_config_print(const tr_config *config) {
@@ -129,10 +116,10 @@ char *tr_config_identity(const tr_config *config) {
 }
 
 static char *row_value(const tr_config *config, const tr_setting *row) {
-    memory_text out;
-    text_begin(&out);
+    tr_heap_text out;
+    tr_heap_text_begin(&out);
     tr_setting_write(out.to, config, row);
-    return text_end(&out);
+    return tr_heap_text_end(&out);
 }
 
 char *tr_config_value(const tr_config *config, const char *name) {
@@ -143,10 +130,10 @@ char *tr_config_value(const tr_config *config, const char *name) {
 }
 
 char *tr_config_quote(const char *text) {
-    memory_text out;
-    text_begin(&out);
+    tr_heap_text out;
+    tr_heap_text_begin(&out);
     tr_write_string(out.to, text);
-    return text_end(&out);
+    return tr_heap_text_end(&out);
 }
 
 /* ---- differences ---- */
@@ -166,19 +153,19 @@ char *tr_config_difference(const tr_config *a, const tr_config *b) {
         const tr_setting *row = &tr_settings[i];
         char *va, *vb;
         if (!row->identity || !differ(a, b, row, &va, &vb)) continue;
-        memory_text out;
-        text_begin(&out);
+        tr_heap_text out;
+        tr_heap_text_begin(&out);
         fprintf(out.to, "%s.%s: %s against %s", row->section, row->key, va, vb);
         free(va);
         free(vb);
-        return text_end(&out);
+        return tr_heap_text_end(&out);
     }
     return NULL;
 }
 
 char *tr_config_changes(const tr_config *from, const tr_config *to) {
-    memory_text out;
-    text_begin(&out);
+    tr_heap_text out;
+    tr_heap_text_begin(&out);
     for (int i = 0; i < tr_setting_count; i++) {
         const tr_setting *row = &tr_settings[i];
         char *va, *vb;
@@ -187,7 +174,7 @@ char *tr_config_changes(const tr_config *from, const tr_config *to) {
         free(va);
         free(vb);
     }
-    return text_end(&out);
+    return tr_heap_text_end(&out);
 }
 
 const char *tr_dtype_name(tr_dtype t) {
@@ -292,8 +279,8 @@ void tr_config_help(FILE *to) {
         const tr_setting *row = &tr_settings[i];
         if (strcmp(section, row->section)) fprintf(to, "\n%s:\n", row->section);
         section = row->section;
-        memory_text head;
-        text_begin(&head);
+        tr_heap_text head;
+        tr_heap_text_begin(&head);
         fprintf(head.to, "%s: ", row->key);
         tr_setting_write_type(head.to, row);
         const char *value = row->derived ? row->derived : row->fallback ? row->fallback : "none";
@@ -301,7 +288,7 @@ void tr_config_help(FILE *to) {
             fputs(" (required)", head.to);
         else
             fprintf(head.to, " (default: %s)", value);
-        char *line = text_end(&head);
+        char *line = tr_heap_text_end(&head);
         write_wrapped(to, line, 2);
         free(line);
         write_wrapped(to, row->help, 6);

@@ -2,6 +2,7 @@
  *
  * Precedence: --set, the YAML, the Hugging Face config.json of model.from, defaults. */
 #include "base/file.h"
+#include "base/heap.h"
 #include "config/settings.h"
 
 #include <errno.h>
@@ -166,9 +167,9 @@ tr_status tr_config_parse(const char *text, const char *name, int nsets, char *c
                           tr_config **config_p) {
     tr_document *document;
     TR_TRY(tr_document_parse(text, name, &document));
-    tr_config *config = calloc(1, sizeof *config);
-    config->places = calloc((size_t)tr_setting_count, sizeof *config->places);
-    config->source = strdup(name);
+    tr_config *config = tr_heap_alloc(1, sizeof *config);
+    config->places = tr_heap_alloc(tr_setting_count, sizeof *config->places);
+    config->source = tr_heap_copy(name);
     tr_status status = fill(config, tr_document_root(document), name, nsets, sets);
     tr_document_destroy(document);
     if (status == TR_OK)
@@ -180,12 +181,12 @@ tr_status tr_config_parse(const char *text, const char *name, int nsets, char *c
 
 tr_status tr_config_alter(const tr_config *config, bool unsharded, int nsets, char *const *sets,
                           tr_config **config_p) {
-    char *rest = tr_settings_print(config, unsharded ? "parallel" : NULL), *text = rest;
+    char *rest = tr_settings_print(config, unsharded ? "parallel" : NULL);
     bool global = config->model.router_aux_loss_scope == TR_AUX_GLOBAL_BATCH;
-    if (unsharded && global && asprintf(&text, "%sparallel: {schedule: gpipe}\n", rest) < 0)
-        abort();
+    const char *schedule = unsharded && global ? "parallel: {schedule: gpipe}\n" : "";
+    char *text = tr_heap_format("%s%s", rest, schedule);
     tr_status status = tr_config_parse(text, config->source, nsets, sets, config_p);
-    if (text != rest) free(text);
+    free(text);
     free(rest);
     return status;
 }
@@ -195,7 +196,7 @@ static tr_status read_file(const char *path, char **text_p) {
     TR_TRY(tr_file_check(path, "config file"));
     FILE *file = fopen(path, "rb");
     if (!file) return tr_fail(TR_ERR_IO, "%s: cannot be opened: %s", path, strerror(errno));
-    char *text = malloc(MAX_FILE_BYTES + 1);
+    char *text = tr_heap_alloc(MAX_FILE_BYTES + 1, 1);
     size_t bytes = fread(text, 1, MAX_FILE_BYTES + 1, file);
     int error = ferror(file) ? errno : 0;
     fclose(file);

@@ -1,8 +1,8 @@
 /* build.c - text files to token files. Floor: data. */
 #include "data/build.h"
 
+#include "base/heap.h"
 #include "base/log.h"
-#include "data/alloc.h"
 #include "data/megatron.h"
 #include "data/output.h"
 #include "data/print.h"
@@ -126,7 +126,7 @@ static tr_status write_document(const tr_data_build_options *o, part *p, const u
                            " tokens, where Megatron's index allows %d; "
                            "make paragraphs or lines the documents",
                            p->path, tokens, INT32_MAX);
-        p->lengths = tr_data_grow(p->lengths, p->documents, &p->capacity, sizeof *p->lengths);
+        p->lengths = tr_heap_grow(p->lengths, p->documents, &p->capacity, sizeof *p->lengths);
         p->lengths[p->documents] = (int32_t)tokens;
     }
     p->documents++;

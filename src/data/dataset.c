@@ -1,9 +1,9 @@
 /* dataset.c - from a position to a sample. Floor: data. */
 #include "data/dataset.h"
 
+#include "base/heap.h"
 #include "base/log.h"
 #include "base/rng.h"
-#include "data/alloc.h"
 #include "data/mixture.h"
 #include "data/permute.h"
 #include "data/synthetic.h"
@@ -134,7 +134,7 @@ static tr_status open_files(const tr_dataset_options *o, tr_dataset *d) {
         d->tokens += file->tokens.count;
     }
     if (weighted) {
-        d->weights = tr_data_alloc(d->count, sizeof *d->weights);
+        d->weights = tr_heap_alloc(d->count, sizeof *d->weights);
         for (int64_t f = 0; f < d->count; f++) d->weights[f] = o->files->entries[f].weight;
         tr_mixture_init(d->weights, d->count, d->seed, &d->mixture);
     }
@@ -142,7 +142,7 @@ static tr_status open_files(const tr_dataset_options *o, tr_dataset *d) {
 }
 
 tr_status tr_dataset_open(const tr_dataset_options *options, tr_dataset **dataset_p) {
-    tr_dataset *d = tr_data_alloc(1, sizeof *d);
+    tr_dataset *d = tr_heap_alloc(1, sizeof *d);
     *d = (tr_dataset){.sequence_length = options->sequence_length,
                       .vocab_size = options->vocab_size,
                       .pad_id = options->pad_id,
@@ -154,7 +154,7 @@ tr_status tr_dataset_open(const tr_dataset_options *options, tr_dataset **datase
                       .seed = options->seed,
                       .count = options->synthetic ? 0 : options->files->count,
                       .order_stream = tr_stream_of_name("data.order")};
-    d->files = tr_data_alloc(d->count, sizeof *d->files);
+    d->files = tr_heap_alloc(d->count, sizeof *d->files);
     tr_status status = open_files(options, d);
     if (status == TR_OK)
         *dataset_p = d;

@@ -2,7 +2,7 @@
  * Floor: data. */
 #include "data/megatron.h"
 
-#include "data/alloc.h"
+#include "base/heap.h"
 
 #include <inttypes.h>
 #include <string.h>
@@ -134,18 +134,18 @@ static void make_runs(tr_tokens *t, const index_view *v) {
         int64_t length = load_i32(v->lengths, i), offset = load_i64(v->offsets, i);
         if (length == 0) continue;
         if (offset != next) {
-            t->runs = tr_data_grow(t->runs, t->nruns, &capacity, sizeof *t->runs);
+            t->runs = tr_heap_grow(t->runs, t->nruns, &capacity, sizeof *t->runs);
             t->runs[t->nruns++] = (tr_token_run){first, offset};
         }
         next = offset + length * width;
         first += length;
     }
-    t->runs = tr_data_grow(t->runs, t->nruns, &capacity, sizeof *t->runs);
+    t->runs = tr_heap_grow(t->runs, t->nruns, &capacity, sizeof *t->runs);
     t->runs[t->nruns] = (tr_token_run){first, 0};
 }
 
 static void set_milestones(tr_tokens *t, const index_view *v) {
-    t->milestones = tr_data_alloc(v->n / MILESTONE + 1, sizeof *t->milestones);
+    t->milestones = tr_heap_alloc(v->n / MILESTONE + 1, sizeof *t->milestones);
     int64_t first = 0;
     for (int64_t i = 0; i < v->n; i++) {
         if (i % MILESTONE == 0) t->milestones[i / MILESTONE] = first;

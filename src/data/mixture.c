@@ -1,8 +1,8 @@
 /* mixture.c - weighted mixtures of files. Floor: data. */
 #include "data/mixture.h"
 
+#include "base/heap.h"
 #include "base/rng.h"
-#include "data/alloc.h"
 #include "data/permute.h"
 
 #include <math.h>
@@ -20,7 +20,7 @@ static bool period_fits(const double *share, int64_t files, int64_t period) {
 
 /* Whole slots first, then one more for the largest remainders until the period is full. */
 static void share_slots(const double *share, int64_t files, int64_t period, int64_t *count) {
-    double *rest = tr_data_alloc(files, sizeof *rest);
+    double *rest = tr_heap_alloc(files, sizeof *rest);
     int64_t left = period;
     for (int64_t f = 0; f < files; f++) {
         double slots = share[f] * (double)period;
@@ -39,16 +39,16 @@ static void share_slots(const double *share, int64_t files, int64_t period, int6
 }
 
 void tr_mixture_init(const double *weights, int64_t files, uint64_t seed, tr_mixture *mixture) {
-    double sum = 0, *share = tr_data_alloc(files, sizeof *share);
+    double sum = 0, *share = tr_heap_alloc(files, sizeof *share);
     for (int64_t f = 0; f < files; f++) sum += weights[f];
     for (int64_t f = 0; f < files; f++) share[f] = weights[f] / sum;
 
     int64_t period = TR_MIXTURE_MIN_PERIOD;
     while (period < TR_MIXTURE_MAX_PERIOD && !period_fits(share, files, period)) period++;
     mixture->period = period;
-    mixture->count = tr_data_alloc(files, sizeof *mixture->count);
-    mixture->file = tr_data_alloc(period, sizeof *mixture->file);
-    mixture->before = tr_data_alloc(period, sizeof *mixture->before);
+    mixture->count = tr_heap_alloc(files, sizeof *mixture->count);
+    mixture->file = tr_heap_alloc(period, sizeof *mixture->file);
+    mixture->before = tr_heap_alloc(period, sizeof *mixture->before);
     share_slots(share, files, period, mixture->count);
 
     uint64_t key = tr_random_u64(seed, tr_stream_of_name("data.mixture"), 0);
@@ -56,7 +56,7 @@ void tr_mixture_init(const double *weights, int64_t files, uint64_t seed, tr_mix
     for (int64_t f = 0; f < files; f++)
         for (int64_t i = 0; i < mixture->count[f]; i++)
             mixture->file[tr_permute(key, period, slot++)] = (int32_t)f;
-    int64_t *seen = tr_data_alloc(files, sizeof *seen);
+    int64_t *seen = tr_heap_alloc(files, sizeof *seen);
     for (int64_t s = 0; s < period; s++) mixture->before[s] = seen[mixture->file[s]]++;
     free(seen);
     free(share);

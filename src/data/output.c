@@ -1,7 +1,7 @@
 /* output.c - writing files that are never seen half done. Floor: data. */
 #include "data/output.h"
 
-#include "data/alloc.h"
+#include "base/heap.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -23,9 +23,8 @@ tr_status tr_output_open(const char *path, tr_output *out) {
     struct stat st;
     if (stat(path, &st) == 0 && !S_ISREG(st.st_mode))
         return tr_fail(TR_ERR_USAGE, "%s: not a regular file; name the file to write", path);
-    tr_output o = {.path = tr_data_copy_text(path)};
-    o.temporary = tr_data_alloc((int64_t)strlen(path) + 5, 1);
-    sprintf(o.temporary, "%s.tmp", path);
+    tr_output o = {.path = tr_heap_copy(path)};
+    o.temporary = tr_heap_format("%s.tmp", path);
     o.fd = open(o.temporary, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
     if (o.fd < 0) {
         tr_status status = fail_errno(&o, "create");
@@ -33,7 +32,7 @@ tr_status tr_output_open(const char *path, tr_output *out) {
         free(o.temporary);
         return status;
     }
-    o.buffer = tr_data_alloc(BUFFER_BYTES, 1);
+    o.buffer = tr_heap_alloc(BUFFER_BYTES, 1);
     *out = o;
     return TR_OK;
 }
@@ -86,7 +85,7 @@ tr_status tr_output_finish(tr_output *out) {
 
 static tr_status sync_directory(const tr_output *out) {
     const char *slash = strrchr(out->path, '/');
-    char *folder = tr_data_copy_text(slash ? out->path : ".");
+    char *folder = tr_heap_copy(slash ? out->path : ".");
     if (slash) folder[slash == out->path ? 1 : slash - out->path] = 0;
     int fd = open(folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     free(folder);

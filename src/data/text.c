@@ -1,8 +1,8 @@
 /* text.c - reading and cutting text. Floor: data. */
 #include "data/text.h"
 
+#include "base/heap.h"
 #include "base/log.h"
-#include "data/alloc.h"
 
 #include <inttypes.h>
 #include <stdlib.h>
@@ -42,8 +42,8 @@ int64_t tr_text_find_bad_utf8(const uint8_t *bytes, int64_t size) {
 tr_status tr_text_open(const char *const *paths, int64_t count, tr_text *text) {
     if (count < 1) return tr_fail(TR_ERR_USAGE, "no text file is named; name at least one");
     tr_text t = {.count = count, .paths = paths};
-    t.files = tr_data_alloc(count, sizeof *t.files);
-    t.first = tr_data_alloc(count + 1, sizeof *t.first);
+    t.files = tr_heap_alloc(count, sizeof *t.files);
+    t.first = tr_heap_alloc(count + 1, sizeof *t.first);
     tr_status status = TR_OK;
     for (int64_t i = 0; i < count && status == TR_OK; i++) {
         status = tr_file_map_open(paths[i], &t.files[i]);

@@ -1,12 +1,11 @@
 /* tokens.c - recognising and reading token files. Floor: data. */
 #include "data/tokens.h"
 
+#include "base/heap.h"
 #include "base/log.h"
-#include "data/alloc.h"
 #include "data/megatron.h"
 
 #include <inttypes.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -69,15 +68,13 @@ static bool has_ending(const char *path, const char *ending) {
 
 char *tr_tokens_index_path(const char *path) {
     int stem = (int)strlen(path) - (has_ending(path, ".bin") ? 4 : 0);
-    char *index = tr_data_alloc(stem + 5, 1);
-    snprintf(index, (size_t)stem + 5, "%.*s.idx", stem, path);
-    return index;
+    return tr_heap_format("%.*s.idx", stem, path);
 }
 
 /* One run over all tokens from byte `offset`. */
 static void set_single_run(tr_tokens *t, int64_t offset) {
     t->nruns = 1;
-    t->runs = tr_data_alloc(2, sizeof *t->runs);
+    t->runs = tr_heap_alloc(2, sizeof *t->runs);
     t->runs[0].offset = offset;
     t->runs[1].first = t->count;
 }
@@ -152,7 +149,7 @@ tr_status tr_tokens_open(const char *path, tr_tokens *tokens) {
     tr_status status = tr_file_map_open(path, &t.map);
     if (status == TR_ERR_MISSING) hint_at_index(path);
     TR_TRY(status);
-    t.path = tr_data_copy_text(path);
+    t.path = tr_heap_copy(path);
     status = open_any(&t);
     if (status == TR_OK)
         *tokens = t;
@@ -232,8 +229,7 @@ void tr_tokens_documents(const tr_tokens *tokens, int64_t first, int64_t n, int3
 }
 
 tr_status tr_tokens_open_mask(const tr_tokens *tokens, tr_file_map *mask_p) {
-    char *path = tr_data_alloc((int64_t)strlen(tokens->path) + 6, 1);
-    sprintf(path, "%s.mask", tokens->path);
+    char *path = tr_heap_format("%s.mask", tokens->path);
     tr_file_map mask = {0};
     tr_status status = tr_file_map_open(path, &mask);
     if (status == TR_OK && mask.size != tokens->count) {

@@ -26,6 +26,10 @@ void tr_abort(const char *format, ...) {
     _Exit(TR_ERR_INTERNAL);
 }
 
+void tr_abort_with(const char *text) {
+    tr_abort("%s", text);
+}
+
 void tr_mpi_check(int code, const char *call) {
     if (code == MPI_SUCCESS) return;
     char text[MPI_MAX_ERROR_STRING] = "unknown error";

@@ -6,6 +6,7 @@
 #include "dist/backend.h"
 #include "dist/watch.h"
 
+#include "base/heap.h"
 #include "base/log.h"
 #include "base/switch.h"
 #include "base/trace.h"
@@ -44,8 +45,7 @@ static void read_switches(void) {
 
 /* Collective on mpi, which the new communicator owns. */
 static tr_comm *wrap(MPI_Comm mpi, tr_runtime *runtime) {
-    tr_comm *comm = calloc(1, sizeof *comm);
-    if (!comm) tr_abort("no memory for a communicator");
+    tr_comm *comm = tr_heap_alloc(1, sizeof *comm);
     comm->runtime = runtime;
     comm->name = "";
     tr_comm **last = &runtime->comms;
@@ -58,8 +58,7 @@ static tr_comm *wrap(MPI_Comm mpi, tr_runtime *runtime) {
     tr_nodes_find(comm);
     if (comm->may_share) comm->lines_memory = tr_memory_create(comm, TR_LINE_BYTES);
     if (comm->lines_memory && comm->lines_memory->peer) {
-        comm->lines = malloc((size_t)comm->node_size * sizeof *comm->lines);
-        if (!comm->lines) tr_abort("no memory for a communicator");
+        comm->lines = tr_heap_alloc(comm->node_size, sizeof *comm->lines);
         for (int k = 0; k < comm->node_size; k++)
             comm->lines[k] = (tr_shared_line *)(void *)comm->lines_memory->peer[k];
     }
@@ -67,6 +66,7 @@ static tr_comm *wrap(MPI_Comm mpi, tr_runtime *runtime) {
 }
 
 tr_comm *tr_comm_start(int *argc, char ***argv) {
+    tr_out_of_memory_ends(tr_abort_with);
     /* Open MPI's own file layer reads chunked HDF5 data wrongly with data sieving (ompi #10546). */
     setenv("OMPI_MCA_fbtl_posix_read_datasieving", "0", 0);
     int provided;
@@ -80,8 +80,7 @@ tr_comm *tr_comm_start(int *argc, char ***argv) {
         tr_abort("this MPI does not allow threads (MPI_THREAD_FUNNELED)");
     read_switches();
 
-    tr_runtime *runtime = calloc(1, sizeof *runtime);
-    if (!runtime) tr_abort("no memory to start");
+    tr_runtime *runtime = tr_heap_alloc(1, sizeof *runtime);
     MPI_Comm mpi;
     TR_MPI(MPI_Comm_dup(MPI_COMM_WORLD, &mpi));
     tr_comm *world = wrap(mpi, runtime);
@@ -186,8 +185,7 @@ static tr_request *take_request(tr_comm *comm, const tr_work *work) {
     if (request)
         comm->pool = request->next;
     else
-        request = calloc(1, sizeof *request);
-    if (!request) tr_abort("no memory for a request");
+        request = tr_heap_alloc(1, sizeof *request);
     request->comm = comm;
     request->work = *work;
     request->complete = false;
@@ -287,11 +285,11 @@ tr_request *tr_part_begin(tr_comm *comm, const tr_work *work) {
 }
 
 void tr_rows_keep(tr_request *request) {
-    size_t size = (size_t)request->comm->size;
-    if (!request->rows) request->rows = malloc(2 * size * sizeof *request->rows);
-    if (!request->rows) tr_abort("no memory for counts of %d ranks", request->comm->size);
-    memcpy(request->rows, request->work.send_rows, size * sizeof *request->rows);
-    memcpy(request->rows + size, request->work.recv_rows, size * sizeof *request->rows);
+    int64_t size = request->comm->size;
+    size_t bytes = (size_t)size * sizeof *request->rows;
+    if (!request->rows) request->rows = tr_heap_alloc(2 * size, sizeof *request->rows);
+    memcpy(request->rows, request->work.send_rows, bytes);
+    memcpy(request->rows + size, request->work.recv_rows, bytes);
 }
 
 bool tr_part_advance(tr_request *part) {

@@ -131,8 +131,10 @@ tr_sent tr_comm_sent(const tr_comm *comm);
 tr_status tr_agree(tr_comm *comm, tr_status status);
 
 /* Local, never returns: prints the text with where this rank is (dist/watch.h) and ends the job
- * with exit code 70 through MPI_Abort. For broken invariants and failed MPI calls only. */
+ * with exit code 70 through MPI_Abort. For broken invariants, failed MPI calls and want of memory
+ * only. */
 void tr_abort(const char *format, ...) __attribute__((format(printf, 1, 2), noreturn));
+void tr_abort_with(const char *text) __attribute__((noreturn)); /* as a callback takes it */
 
 /* Test switches, process-wide, set before the first operation. Also read from the environment:
  * TRIREME_CHUNK_LIMIT (elements per MPI call), TRIREME_SYNCHRONOUS=1 (every send is MPI_Issend),

@@ -9,6 +9,7 @@
 #include "dist/backend.h"
 
 #include "base/fabric.h"
+#include "base/heap.h"
 
 #include <stdlib.h>
 
@@ -30,8 +31,7 @@ static tr_expected *expect(tr_comm *comm, tr_device *device, tr_work_kind kind, 
     for (; *last; last = &(*last)->next)
         if ((*last)->device == device && (*last)->kind == kind && (*last)->peer == peer)
             return NULL;
-    tr_expected *e = calloc(1, sizeof *e);
-    if (!e) tr_abort("no memory for what is expected");
+    tr_expected *e = tr_heap_alloc(1, sizeof *e);
     *e = (tr_expected){.device = device, .kind = kind, .peer = peer};
     return *last = e;
 }
@@ -42,11 +42,10 @@ void tr_comm_expect_blocks(tr_comm *comm, tr_device *device) {
 
 void tr_comm_expect_rows(tr_comm *comm, tr_device *device, const int64_t *to, const int64_t *from) {
     tr_expected *e = expect(comm, device, TR_WORK_ALL_TO_ALL, -1);
-    size_t size = (size_t)comm->size;
+    int64_t size = comm->size;
     if (!e) return;
-    e->rows = malloc(2 * size * sizeof *e->rows);
-    if (!e->rows) tr_abort("no memory for what is expected");
-    for (size_t r = 0; r < size; r++) {
+    e->rows = tr_heap_alloc(2 * size, sizeof *e->rows);
+    for (int64_t r = 0; r < size; r++) {
         e->rows[r] = to[r] != 0;
         e->rows[size + r] = from[r] != 0;
     }

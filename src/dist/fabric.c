@@ -25,6 +25,7 @@
 #include "dist/backend.h"
 
 #include "base/fabric.h"
+#include "base/heap.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -85,8 +86,7 @@ static int rank_in_comm(const tr_link *link, int rank) {
 static tr_link *find_link(tr_comm *comm, tr_device *device, int peer) {
     for (tr_link *link = comm->links; link; link = link->next)
         if (link->device == device && link->peer == peer) return link;
-    tr_link *link = calloc(1, sizeof *link);
-    if (!link) tr_abort("no memory for a link");
+    tr_link *link = tr_heap_alloc(1, sizeof *link);
     bool pair = peer >= 0;
     *link = (tr_link){.next = comm->links,
                       .comm = comm,
@@ -96,9 +96,8 @@ static tr_link *find_link(tr_comm *comm, tr_device *device, int peer) {
                       .size = pair ? 2 : comm->size,
                       .stream = device->stream_create(device),
                       .going = MPI_REQUEST_NULL};
-    link->id = calloc(1, (size_t)fabric_of(link)->id_bytes);
-    link->id_moves = malloc((size_t)link->size * sizeof *link->id_moves);
-    if (!link->id || !link->id_moves) tr_abort("no memory for a link");
+    link->id = tr_heap_alloc(fabric_of(link)->id_bytes, 1);
+    link->id_moves = tr_heap_alloc(link->size, sizeof *link->id_moves);
     for (int r = 0; r < link->size; r++) link->id_moves[r] = MPI_REQUEST_NULL;
     comm->links = link;
     return link;
@@ -263,12 +262,8 @@ static bool hear(const tr_link *link, int tag, void *word, size_t bytes) {
 
 static void hear_notices(tr_link *link) {
     for (tr_notice n; hear(link, TR_TAG_NOTICE, &n, sizeof n);) {
-        if (link->announced_count == link->announced_room) {
-            link->announced_room = link->announced_room ? 2 * link->announced_room : 16;
-            link->announced =
-                realloc(link->announced, (size_t)link->announced_room * sizeof *link->announced);
-            if (!link->announced) tr_abort("no memory for a link");
-        }
+        link->announced = tr_heap_grow(link->announced, link->announced_count,
+                                       &link->announced_room, sizeof *link->announced);
         link->announced[link->announced_count++] = n;
     }
 }

@@ -4,6 +4,8 @@
  * of their world ranks, so the one predicate `same_group` defines sizes, members and splits. */
 #include "dist/grid.h"
 
+#include "base/heap.h"
+
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -156,9 +158,8 @@ tr_status tr_grid_shape_check(tr_grid_shape *shape, int world) {
 }
 
 tr_grid *tr_grid_create(tr_comm *world, tr_grid_shape shape) {
-    tr_grid *grid = calloc(1, sizeof *grid);
-    int *members = calloc((size_t)tr_comm_size(world), sizeof *members);
-    if (!grid || !members) tr_abort("no memory for the grid");
+    tr_grid *grid = tr_heap_alloc(1, sizeof *grid);
+    int *members = tr_heap_alloc(tr_comm_size(world), sizeof *members);
     int rank = tr_comm_rank(world);
     grid->at = tr_grid_place_of(shape, rank);
     static const char *const name[TR_GROUP_COUNT] = {

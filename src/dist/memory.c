@@ -8,6 +8,7 @@
 #include "dist/backend.h"
 
 #include "base/arena.h"
+#include "base/heap.h"
 #include "base/log.h"
 #include "base/rng.h"
 
@@ -88,9 +89,8 @@ static void unmap_shared(tr_comm *comm, tr_memory *memory) {
 /* Collective. Fills memory->own and ->peer on all ranks and returns 0; or on none, and returns some
  * rank's errno. */
 static int create_shared(tr_comm *comm, tr_memory *memory) {
-    file_card *cards = calloc((size_t)comm->size, sizeof *cards);
-    memory->peer = calloc((size_t)comm->node_size, sizeof *memory->peer);
-    if (!cards || !memory->peer) tr_abort("no memory for a table of %d ranks", comm->size);
+    file_card *cards = tr_heap_alloc(comm->size, sizeof *cards);
+    memory->peer = tr_heap_alloc(comm->node_size, sizeof *memory->peer);
     file_card *mine = &cards[comm->rank];
     mine->bytes = memory->bytes;
     memory->own = create_file(mine);
@@ -150,8 +150,7 @@ tr_memory *tr_memory_create(tr_comm *comm, int64_t bytes) {
     if (range[0] != bytes || -range[1] != bytes)
         tr_abort("tr_comm_alloc: ranks ask for different sizes, %lld here and %lld to %lld bytes",
                  (long long)bytes, (long long)-range[1], (long long)range[0]);
-    tr_memory *memory = calloc(1, sizeof *memory);
-    if (!memory) tr_abort("no memory");
+    tr_memory *memory = tr_heap_alloc(1, sizeof *memory);
     memory->bytes = tr_comm_memory_bytes(bytes);
     bool shared = comm->may_share && tr_comm_get_switches()->shared && !comm->map_failed;
     int failure = shared ? create_shared(comm, memory) : 0;

@@ -6,6 +6,8 @@
  * as they advance, and so may not use MPI's collectives, whose order of posting must agree. */
 #include "dist/backend.h"
 
+#include "base/heap.h"
+
 #include <limits.h>
 #include <stdlib.h>
 #include <string.h>
@@ -69,11 +71,9 @@ static MPI_Op mpi_op(tr_op op) {
 static MPI_Request *add_transfer(tr_request *request) {
     if (request->mpi_count == request->mpi_room) {
         request->mpi_room = request->mpi_room ? 2 * request->mpi_room : 8;
-        request->mpi = realloc(request->mpi, (size_t)request->mpi_room * sizeof *request->mpi);
+        request->mpi = tr_heap_resize(request->mpi, request->mpi_room, sizeof *request->mpi);
         request->statuses =
-            realloc(request->statuses, (size_t)request->mpi_room * sizeof *request->statuses);
-        if (!request->mpi || !request->statuses)
-            tr_abort("no memory for %lld transfers", (long long)request->mpi_room);
+            tr_heap_resize(request->statuses, request->mpi_room, sizeof *request->statuses);
     }
     request->mpi[request->mpi_count] = MPI_REQUEST_NULL;
     return &request->mpi[request->mpi_count++];
@@ -251,8 +251,7 @@ static void begin_reduce_scatter(tr_request *request) {
     if (request->staging_elems < LANES * plan.piece) {
         free(request->staging);
         request->staging_elems = LANES * plan.piece;
-        request->staging = malloc((size_t)request->staging_elems * sizeof(float));
-        if (!request->staging) tr_abort("no memory to stage a reduce_scatter");
+        request->staging = tr_heap_alloc(request->staging_elems, sizeof(float));
     }
     request->pieces_posted = request->pieces_added = 0;
     for (int lane = 0; lane < 2 * LANES; lane++) add_transfer(request);

@@ -1,6 +1,8 @@
 /* nodes.c - which ranks of a communicator share a node. Floor: dist. */
 #include "dist/backend.h"
 
+#include "base/heap.h"
+
 #include <stdlib.h>
 
 /* The lowest rank of `comm` on this rank's node. The switch pretends that nodes hold so many ranks
@@ -19,18 +21,15 @@ static int node_leader(const tr_comm *comm) {
 }
 
 void tr_nodes_find(tr_comm *comm) {
-    size_t size = (size_t)comm->size;
-    int *leader = malloc(size * sizeof *leader); /* of each rank's node */
-    int *node = calloc(size, sizeof *node);      /* of each leader: its index */
-    int *held = calloc(size, sizeof *held);      /* and ranks found on it so far */
-    int *local = malloc(size * sizeof *local);   /* of each rank: its index on its node */
-    comm->node_of = malloc(size * sizeof *comm->node_of);
-    comm->rank_of = malloc(size * sizeof *comm->rank_of);
-    comm->across = malloc(size * sizeof *comm->across);
-    comm->everyone = malloc(size * sizeof *comm->everyone);
-    if (!leader || !node || !held || !local || !comm->node_of || !comm->rank_of || !comm->across ||
-        !comm->everyone)
-        tr_abort("no memory for a table of %d ranks", comm->size);
+    int64_t size = comm->size;
+    int *leader = tr_heap_alloc(size, sizeof *leader); /* of each rank's node */
+    int *node = tr_heap_alloc(size, sizeof *node);     /* of each leader: its index */
+    int *held = tr_heap_alloc(size, sizeof *held);     /* and ranks found on it so far */
+    int *local = tr_heap_alloc(size, sizeof *local);   /* of each rank: its index on its node */
+    comm->node_of = tr_heap_alloc(size, sizeof *comm->node_of);
+    comm->rank_of = tr_heap_alloc(size, sizeof *comm->rank_of);
+    comm->across = tr_heap_alloc(size, sizeof *comm->across);
+    comm->everyone = tr_heap_alloc(size, sizeof *comm->everyone);
     int own = node_leader(comm);
     TR_MPI(MPI_Allgather(&own, 1, MPI_INT, leader, 1, MPI_INT, comm->mpi));
 

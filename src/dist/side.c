@@ -5,6 +5,8 @@
  * nothing once the largest has been seen. */
 #include "dist/backend.h"
 
+#include "base/heap.h"
+
 #include <stdlib.h>
 
 /* What a stream waits for may wait for what this process has begun and not issued. */
@@ -16,8 +18,7 @@ tr_side *tr_side_of(tr_runtime *runtime, tr_device *device) {
     tr_side *side = runtime->sides;
     while (side && side->device != device) side = side->next;
     if (side) return side;
-    side = calloc(1, sizeof *side);
-    if (!side) tr_abort("no memory for a device");
+    side = tr_heap_alloc(1, sizeof *side);
     *side = (tr_side){.next = runtime->sides,
                       .device = device,
                       .out = device->stream_create(device),
@@ -29,21 +30,14 @@ tr_side *tr_side_of(tr_runtime *runtime, tr_device *device) {
 }
 
 /* Room for one more than `count` things of that size. */
-static void *grow(void *things, int64_t count, int64_t *room, size_t bytes) {
-    if (count < *room) return things;
-    *room = *room ? 2 * *room : 16;
-    things = realloc(things, (size_t)*room * bytes);
-    if (!things) tr_abort("no memory for %lld operations", (long long)*room);
-    return things;
-}
-
 tr_event *tr_side_take_event(tr_side *side) {
     if (side->event_count > 0) return side->events[--side->event_count];
     return side->device->event_create(side->device);
 }
 
 void tr_side_give_event(tr_side *side, tr_event *event) {
-    side->events = grow(side->events, side->event_count, &side->event_room, sizeof(tr_event *));
+    side->events =
+        tr_heap_grow(side->events, side->event_count, &side->event_room, sizeof(tr_event *));
     side->events[side->event_count++] = event;
 }
 
@@ -77,7 +71,7 @@ tr_staging tr_side_take_staging(tr_side *side, size_t bytes) {
 
 void tr_side_give_staging(tr_side *side, tr_staging staging) {
     side->staging =
-        grow(side->staging, side->staging_count, &side->staging_room, sizeof(tr_staging));
+        tr_heap_grow(side->staging, side->staging_count, &side->staging_room, sizeof(tr_staging));
     side->staging[side->staging_count++] = staging;
 }
 

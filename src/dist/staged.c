@@ -19,6 +19,8 @@
  * not on host memory. */
 #include "dist/backend.h"
 
+#include "base/heap.h"
+
 #include <stdlib.h>
 #include <string.h>
 
@@ -309,9 +311,8 @@ static void keep_rows(tr_request *request) {
 static void begin(tr_request *request) {
     const tr_work *work = &request->work;
     tr_comm *comm = request->comm;
-    if (!request->staged) request->staged = malloc(sizeof *request->staged);
+    if (!request->staged) request->staged = tr_heap_alloc(1, sizeof *request->staged);
     tr_staged *s = request->staged;
-    if (!s) tr_abort("no memory for an operation");
     tr_device *device = tr_work_device(work);
     *s = (tr_staged){.side = device ? tr_side_of(comm->runtime, device) : NULL};
     if (work->kind == TR_WORK_ALL_TO_ALL) keep_rows(request);

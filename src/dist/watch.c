@@ -6,6 +6,7 @@
 #include "dist/backend.h"
 #include "dist/watching.h"
 
+#include "base/heap.h"
 #include "base/log.h"
 #include "base/trace.h"
 
@@ -289,8 +290,7 @@ static void map_lines(void) {
     watch.shared = tr_comm_alloc(watch.node, sizeof *watch.shared);
     const tr_memory *memory = tr_memory_find(watch.node, watch.shared, sizeof *watch.shared);
     int size = tr_comm_size(watch.node);
-    int32_t *ranks = calloc((size_t)size, sizeof *ranks);
-    if (!ranks) tr_abort("no memory for a table of %d ranks", size);
+    int32_t *ranks = tr_heap_alloc(size, sizeof *ranks);
     ranks[tr_comm_rank(watch.node)] = watch.rank;
     tr_end(tr_all_gather_begin(watch.node, NULL, TR_I32, ranks, 1));
     for (int k = 0; k < size && memory->peer; k++)
@@ -302,8 +302,7 @@ static void map_lines(void) {
 
 /* Collective on world. */
 static void exchange_cards(void) {
-    card *cards = calloc((size_t)watch.size, sizeof *cards), *mine = &cards[watch.rank];
-    if (!cards) tr_abort("no memory for a table of %d ranks", watch.size);
+    card *cards = tr_heap_alloc(watch.size, sizeof *cards), *mine = &cards[watch.rank];
     if (getrandom(&mine->key, sizeof mine->key, 0) < 0) mine->key = (uint64_t)getpid();
     watch.socket = watch.asks ? tr_watch_open(&mine->door) : -1;
     get_text(mine->place, PLACE_WORDS, own->place);
@@ -327,9 +326,8 @@ void tr_watch_start(tr_comm *world, int64_t seconds) {
     watch.clock = 0;
     watch.last_wake = monotonic();
     watch.asking_since = -1;
-    watch.others = calloc((size_t)watch.size, sizeof *watch.others);
-    watch.own = calloc((size_t)watch.size, sizeof *watch.own);
-    if (!watch.others || !watch.own) tr_abort("no memory for a table of %d ranks", watch.size);
+    watch.others = tr_heap_alloc(watch.size, sizeof *watch.others);
+    watch.own = tr_heap_alloc(watch.size, sizeof *watch.own);
     map_lines();
     watch.asks = false;
     for (int r = 0; r < watch.size; r++) {

@@ -1,14 +1,15 @@
 /* berths.c - which stretch is where, see berths.h. Floor: model. */
 #include "model/berths.h"
 
+#include "base/heap.h"
+
 #include <stdlib.h>
 
 void tr_berths_plan(tr_berths *s, int few, int64_t layers, int64_t layer_elems,
                     int64_t other_elems) {
     int many = layers < few ? (int)layers : few;
     *s = (tr_berths){.count = many + (other_elems > layer_elems)};
-    s->berth = calloc((size_t)s->count + 1, sizeof *s->berth);
-    if (!s->berth) abort();
+    s->berth = tr_heap_alloc(s->count, sizeof *s->berth);
     for (int i = 0; i < s->count; i++) {
         s->berth[i] = (tr_berth){
             .offset = s->elems, .elems = i < many ? layer_elems : other_elems, .holds = -1};

@@ -5,6 +5,8 @@
  * the others. So a row's list of experts travels with it unchanged. */
 #include "model/exchange.h"
 
+#include "base/heap.h"
+
 #include <stdlib.h>
 #include <string.h>
 
@@ -77,12 +79,11 @@ static void *to_device(tr_device *device, const int32_t *table, int64_t n) {
 /* Adds a hop over comm on which every rank may send to every other. */
 static hop *add_hop(tr_exchange *x, tr_comm *comm, const int32_t *place) {
     hop *h = &x->hop[x->hops++];
-    size_t size = (size_t)tr_comm_size(comm);
+    int64_t size = tr_comm_size(comm);
     *h = (hop){.comm = comm, .place = to_device(x->device, place, x->experts)};
-    h->to = malloc(2 * size * sizeof *h->to);
-    if (!h->to) abort();
+    h->to = tr_heap_alloc(2 * size, sizeof *h->to);
     h->from = h->to + size;
-    for (size_t i = 0; i < 2 * size; i++) h->to[i] = 1;
+    for (int64_t i = 0; i < 2 * size; i++) h->to[i] = 1;
     return h;
 }
 
@@ -130,9 +131,8 @@ tr_exchange *tr_exchange_create(const tr_grid *grid, tr_device *device, int64_t 
                 .size = tr_comm_size(comm),
                 .node = tr_comm_node_of(comm, tr_comm_rank(comm)),
                 .experts = num_experts};
-    tr_exchange *x = calloc(1, sizeof *x);
-    int32_t *place = malloc((size_t)num_experts * sizeof *place + 1);
-    if (!x || !place) abort();
+    tr_exchange *x = tr_heap_alloc(1, sizeof *x);
+    int32_t *place = tr_heap_alloc(num_experts, sizeof *place);
     *x = (tr_exchange){.device = device, .wire = wire, .experts = num_experts};
     tr_range mine = tr_block_of(num_experts, l.size, l.rank);
     x->experts_here = mine.count;
@@ -179,10 +179,9 @@ void tr_stops_init(const tr_env *c, tr_saved *saved) {
     const tr_exchange *x = c->exchange;
     saved->stops = x->hops + 1;
     for (int i = 0; i < x->hops; i++) {
-        size_t size = (size_t)tr_comm_size(x->hop[i].comm);
+        int64_t size = tr_comm_size(x->hop[i].comm);
         tr_stop *s = &saved->stop[i];
-        s->send_rows = calloc(2 * size, sizeof *s->send_rows);
-        if (!s->send_rows) abort();
+        s->send_rows = tr_heap_alloc(2 * size, sizeof *s->send_rows);
         s->recv_rows = s->send_rows + size;
     }
 }

@@ -10,6 +10,8 @@
  * get it, and their gradients of it are summed when they come back. */
 #include "model/layers.h"
 
+#include "base/heap.h"
+
 #include <stdlib.h>
 
 static bool exchanged(const tr_env *c) {
@@ -51,9 +53,8 @@ static void *upload(const tr_env *c, tr_arena *arena, const int32_t *from, int64
 static tr_packing make_packing(const tr_env *c, tr_arena *arena, int64_t tensors, int64_t P) {
     int64_t members = c->cut.heads, copies = members / P, rows = c->N * members * tensors;
     tr_packing x = {.packed = rows, .own = c->N * P * tensors, .copies = copies};
-    int32_t *pack = malloc((size_t)(rows + 1) * sizeof *pack);
-    int32_t *unpack = malloc((size_t)(rows + 1) * sizeof *unpack);
-    if (!pack || !unpack) abort();
+    int32_t *pack = tr_heap_alloc(rows, sizeof *pack);
+    int32_t *unpack = tr_heap_alloc(rows, sizeof *unpack);
     for (int64_t m = 0, to = 0; m < members; m++)
         for (int64_t i = 0; i < c->S_loc; i++)
             for (int64_t b = 0; b < c->B; b++)
@@ -78,9 +79,8 @@ static void expect(const tr_env *c) {
 
 void tr_heads_open(tr_env *c, tr_arena *arena) {
     tr_sequence *x = &c->cut;
-    c->offers = calloc((size_t)x->rings, sizeof(tr_request *));
-    c->one_each = malloc((size_t)x->heads * sizeof *c->one_each);
-    if (!c->offers || !c->one_each) abort();
+    c->offers = tr_heap_alloc(x->rings, sizeof(tr_request *));
+    c->one_each = tr_heap_alloc(x->heads, sizeof *c->one_each);
     for (int i = 0; i < x->heads; i++) c->one_each[i] = 1;
     if (x->size == 1) return;
     expect(c);

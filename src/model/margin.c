@@ -5,12 +5,13 @@
  * probability to what would have turned it; by position nothing narrow is decided. */
 #include "model/layers.h"
 
+#include "base/heap.h"
+
 #include <math.h>
 #include <stdlib.h>
 
 static void *host_copy(const tr_env *c, const void *device, int64_t count, size_t size) {
-    void *copy = malloc((size_t)(count + 1) * size);
-    if (!copy) abort();
+    void *copy = tr_heap_alloc(count, size);
     c->device->copy(c->stream, copy, device, (size_t)count * size, TR_TO_HOST);
     return copy;
 }
@@ -85,9 +86,8 @@ static void edges_find(edges *e, const tr_env *c, const tr_capacity_choices *cho
     e->score = host_copy(c, choices->score, pairs, sizeof *e->score);
     e->taken = host_copy(c, choices->taken, pairs, sizeof *e->taken);
     c->device->stream_wait(c->stream);
-    e->least_kept = malloc((size_t)(c->B * E) * sizeof *e->least_kept);
-    e->most_dropped = malloc((size_t)(c->B * E) * sizeof *e->most_dropped);
-    if (!e->least_kept || !e->most_dropped) abort();
+    e->least_kept = tr_heap_alloc(c->B * E, sizeof *e->least_kept);
+    e->most_dropped = tr_heap_alloc(c->B * E, sizeof *e->most_dropped);
     for (int64_t i = 0; i < c->B * E; i++) {
         e->least_kept[i] = INFINITY;
         e->most_dropped[i] = -INFINITY;
@@ -130,8 +130,7 @@ void tr_router_show(const tr_moe_layer *l, const tr_pass *pass, const tr_saved *
     int64_t E = c->config->num_experts, k = c->config->num_experts_per_tok, N = c->N_loc;
     int32_t *index = host_copy(c, saved->t[TR_SAVED_INDEX], N * k, sizeof *index);
     float *prob = host_copy(c, saved->t[TR_SAVED_PROB], N * E, sizeof *prob);
-    float *gap = malloc((size_t)(N + 1) * sizeof *gap);
-    if (!gap) abort();
+    float *gap = tr_heap_alloc(N, sizeof *gap);
     c->device->stream_wait(c->stream);
     edges e = {0};
     if (choices->taken) edges_find(&e, c, choices);

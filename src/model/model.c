@@ -2,6 +2,7 @@
  * counted. Floor: model. */
 #include "model/model.h"
 
+#include "base/heap.h"
 #include "model/gradient.h"
 #include "model/parts.h"
 
@@ -16,17 +17,6 @@ int64_t tr_model_moe_layers(const tr_model_config *m) {
     int64_t n = 0;
     for (int64_t i = 0; i < m->num_hidden_layers; i++) n += tr_config_layer_is_moe(m, i);
     return n;
-}
-
-/* One rank's shortage in a step is the end of the job. */
-static void end_job(const char *text) {
-    tr_abort("%s", text);
-}
-
-static tr_arena *make_arena(const tr_device *device) {
-    tr_arena *arena = tr_arena_create(&device->allocator, CHUNK);
-    tr_arena_set_fatal(arena, end_job);
-    return arena;
 }
 
 /* Where layer i of the model is kept on this rank; NULL: elsewhere. */
@@ -80,16 +70,14 @@ static void declare(tr_model *model, const tr_model_config *m) {
 
 static void make_chunks(tr_model *model) {
     const tr_stages *st = &model->stages;
-    model->chunks = calloc((size_t)st->chunks, sizeof *model->chunks);
-    if (!model->chunks) abort();
+    model->chunks = tr_heap_alloc(st->chunks, sizeof *model->chunks);
     for (int64_t i = 0; i < st->chunks; i++) {
         tr_chunk_layers *chunk = &model->chunks[i];
         int64_t stage = tr_stage_of(st, model->env.grid->at.p, i);
         chunk->layers = tr_stage_layers(st, model->env.config->num_hidden_layers, stage);
         chunk->first = stage == 0;
         chunk->last = stage + 1 == tr_stages_count(st);
-        chunk->blocks = calloc((size_t)chunk->layers.count + 1, sizeof *chunk->blocks);
-        if (!chunk->blocks) abort();
+        chunk->blocks = tr_heap_alloc(chunk->layers.count, sizeof *chunk->blocks);
         if (chunk->layers.count > model->most_layers) model->most_layers = chunk->layers.count;
     }
 }
@@ -101,8 +89,7 @@ static void poll(void *world) {
 
 tr_model *tr_model_create(const tr_config *config, const tr_grid *grid, tr_device *device) {
     const tr_model_config *m = &config->model;
-    tr_model *model = calloc(1, sizeof *model);
-    if (!model) abort();
+    tr_model *model = tr_heap_alloc(1, sizeof *model);
     model->stages = tr_stages_of(config);
     model->documents = config->data.document_mask;
     tr_env *c = &model->env;
@@ -117,14 +104,13 @@ tr_model *tr_model_create(const tr_config *config, const tr_grid *grid, tr_devic
     tr_comm *world = grid->comm[TR_GROUP_WORLD];
     if (device->stream_drive && tr_comm_size(world) > 1)
         device->stream_drive(c->stream, poll, world);
-    c->scratch = make_arena(device);
-    model->back_scratch = make_arena(device);
+    c->scratch = tr_arena_create(&device->allocator, CHUNK);
+    model->back_scratch = tr_arena_create(&device->allocator, CHUNK);
     if (m->num_experts > 0)
         c->exchange = tr_exchange_create(grid, device, m->num_experts,
                                          config->parallel.expert_exchange, tr_config_wire(config));
     c->sums.expert_load =
-        calloc((size_t)(tr_model_moe_layers(m) * m->num_experts) + 1, sizeof *c->sums.expert_load);
-    if (!c->sums.expert_load) abort();
+        tr_heap_alloc(tr_model_moe_layers(m) * m->num_experts, sizeof *c->sums.expert_load);
     make_chunks(model);
     declare(model, m);
     return model;
@@ -182,7 +168,7 @@ static bool may_be_moe(const tr_model *model, int64_t i) {
 static void slot_init(tr_model *model, tr_slot *s) {
     const tr_env *c = &model->env;
     size_t boundary = (size_t)tr_model_boundary_bytes(model);
-    s->kept = make_arena(c->device);
+    s->kept = tr_arena_create(&c->device->allocator, CHUNK);
     s->input = tr_arena_alloc(model->persistent, boundary);
     s->output = tr_arena_alloc(model->persistent, boundary);
     s->gradient = tr_arena_alloc(model->persistent, boundary);
@@ -192,11 +178,9 @@ static void slot_init(tr_model *model, tr_slot *s) {
     if (model->documents) {
         s->position = tr_arena_alloc(model->persistent, (size_t)c->N * 4);
         s->begin = tr_arena_alloc(model->persistent, (size_t)(c->B * c->cut.S_ring) * 4);
-        s->first_key = calloc((size_t)(2 * c->cut.rings), sizeof *s->first_key);
-        if (!s->first_key) abort();
+        s->first_key = tr_heap_alloc(2 * c->cut.rings, sizeof *s->first_key);
     }
-    s->block = calloc((size_t)model->most_layers + 1, sizeof *s->block);
-    if (!s->block) abort();
+    s->block = tr_heap_alloc(model->most_layers, sizeof *s->block);
     for (int64_t i = 0; i < model->most_layers; i++)
         tr_saved_init(c, &s->block[i], may_be_moe(model, i), 0);
 }
@@ -205,9 +189,8 @@ static void slot_init(tr_model *model, tr_slot *s) {
 static void positions(tr_model *model) {
     tr_env *c = &model->env;
     int64_t D = c->config->head_dim;
-    int32_t *position = malloc((size_t)(c->N + 1) * sizeof *position);
-    float *freq = malloc((size_t)(D / 2 + 1) * sizeof *freq);
-    if (!position || !freq) abort();
+    int32_t *position = tr_heap_alloc(c->N, sizeof *position);
+    float *freq = tr_heap_alloc(D / 2, sizeof *freq);
     for (int64_t n = 0; n < c->N; n++)
         position[n] = (int32_t)tr_sequence_position(&c->cut, c->grid->at.c, n % c->S_loc);
     for (int64_t i = 0; i < D / 2; i++)
@@ -229,12 +212,11 @@ void tr_model_shape(tr_model *model, int64_t slots, int64_t B, int64_t S) {
     shape_free(model);
     tr_env_shape(c, B, S);
     tr_tensor_open(c);
-    model->persistent = make_arena(c->device);
+    model->persistent = tr_arena_create(&c->device->allocator, CHUNK);
     positions(model);
     tr_heads_open(c, model->persistent);
     tr_router_open(c);
-    model->slots = calloc((size_t)slots, sizeof *model->slots);
-    if (!model->slots) abort();
+    model->slots = tr_heap_alloc(slots, sizeof *model->slots);
     model->nslots = slots;
     for (int64_t i = 0; i < slots; i++) slot_init(model, &model->slots[i]);
 }
@@ -402,8 +384,7 @@ static tr_status reserve(tr_model *model, const tr_slot_use *use) {
     const tr_env *c = &model->env;
     int64_t lost = (model->most_layers + 1) * ALIGNMENT, sum = 0;
     work scratch = {0};
-    int64_t *kept = malloc((size_t)(use->slots + 1) * sizeof *kept);
-    if (!kept) abort();
+    int64_t *kept = tr_heap_alloc(use->slots, sizeof *kept);
     for (int64_t i = 0; i < use->slots; i++)
         sum += kept[i] = plan_slot(c, model, use, i, &scratch) + lost;
     sum += scratch.least * (use->both ? 2 : 1);

@@ -2,6 +2,7 @@
 #include "model/gradient.h"
 #include "model/unit.h"
 
+#include "base/heap.h"
 #include "base/rng.h"
 #include "dist/watch.h"
 
@@ -12,8 +13,7 @@
 enum { ALIGN_ELEMS = 64 };
 
 tr_registry *tr_registry_create(tr_dtype compute) {
-    tr_registry *r = calloc(1, sizeof *r);
-    if (!r) abort();
+    tr_registry *r = tr_heap_alloc(1, sizeof *r);
     r->t = compute;
     return r;
 }
@@ -68,11 +68,7 @@ void tr_registry_destroy(tr_registry *r) {
 }
 
 int64_t tr_registry_unit(tr_registry *r, bool layer, int64_t completions) {
-    if (r->nunits == r->units_capacity) {
-        r->units_capacity = r->units_capacity ? 2 * r->units_capacity : 16;
-        r->units = realloc(r->units, (size_t)r->units_capacity * sizeof *r->units);
-        if (!r->units) abort();
-    }
+    r->units = tr_heap_grow(r->units, r->nunits, &r->units_capacity, sizeof *r->units);
     r->units[r->nunits] =
         (tr_unit){.first_param = r->count, .layer = layer, .completions = completions};
     return r->nunits++;
@@ -80,11 +76,7 @@ int64_t tr_registry_unit(tr_registry *r, bool layer, int64_t completions) {
 
 int64_t tr_registry_add(tr_registry *r, const tr_param_decl *decl) {
     if (r->nunits == 0) tr_registry_unit(r, true, 1);
-    if (r->count == r->capacity) {
-        r->capacity = r->capacity ? 2 * r->capacity : 64;
-        r->params = realloc(r->params, (size_t)r->capacity * sizeof *r->params);
-        if (!r->params) abort();
-    }
+    r->params = tr_heap_grow(r->params, r->count, &r->capacity, sizeof *r->params);
     r->params[r->count] = (tr_param){.decl = *decl, .unit = r->nunits - 1, .stretch = -1};
     r->units[r->nunits - 1].params++;
     return r->count++;
@@ -132,11 +124,7 @@ int64_t tr_stretch_piece(const tr_registry *r, const tr_stretch *t, int64_t b) {
 }
 
 static void add_segment(tr_space *s, int64_t *capacity, tr_segment segment) {
-    if (s->nsegments == *capacity) {
-        *capacity = *capacity ? 2 * *capacity : 64;
-        s->segments = realloc(s->segments, (size_t)*capacity * sizeof *s->segments);
-        if (!s->segments) abort();
-    }
+    s->segments = tr_heap_grow(s->segments, s->nsegments, capacity, sizeof *s->segments);
     s->segments[s->nsegments++] = segment;
 }
 
@@ -187,8 +175,7 @@ static bool lay_out(tr_registry *r, int64_t unit, tr_space_id id) {
     t->buckets = tr_ceil_div(elems, r->options.bucket_elems);
     t->bucket_elems = tr_round_up(tr_ceil_div(elems, t->buckets), ALIGN_ELEMS * size);
     t->part = t->bucket_elems / size;
-    t->gathering = calloc((size_t)(2 * t->buckets), sizeof(tr_request *));
-    if (!t->gathering) abort();
+    t->gathering = tr_heap_alloc(2 * t->buckets, sizeof(tr_request *));
     t->reducing = t->gathering + t->buckets;
     s->elems += t->buckets * t->bucket_elems;
     s->shard_elems += t->buckets * t->part;
@@ -198,8 +185,7 @@ static bool lay_out(tr_registry *r, int64_t unit, tr_space_id id) {
 
 static void lay_out_all(tr_registry *r) {
     int64_t capacity[TR_SPACES] = {0};
-    r->stretches = calloc((size_t)(r->nunits * TR_SPACES) + 1, sizeof *r->stretches);
-    if (!r->stretches) abort();
+    r->stretches = tr_heap_alloc(r->nunits * TR_SPACES, sizeof *r->stretches);
     for (int64_t k = 0; k < r->nunits; k++) {
         tr_unit *u = &r->units[k];
         u->first_stretch = r->nstretches;

@@ -11,6 +11,8 @@
  * same tokens. */
 #include "model/layers.h"
 
+#include "base/heap.h"
+
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -73,8 +75,7 @@ static void measure(const tr_moe_layer *l, const tr_pass *pass, tr_saved *saved)
 void tr_router_global_stats(tr_env *c, tr_saved **saved, int64_t count) {
     int64_t width = stats_width(c);
     tr_comm *stage = c->grid->comm[TR_GROUP_STAGE];
-    double *sum = calloc((size_t)width, sizeof *sum);
-    if (!sum) abort();
+    double *sum = tr_heap_alloc(width, sizeof *sum);
     /* stats are already summed over the ranks that share a micro-batch: one of them speaks */
     bool speaks = tr_comm_rank(c->grid->comm[TR_GROUP_MICRO_BATCH]) == 0;
     for (int64_t i = 0; i < count && speaks; i++)

@@ -1,6 +1,8 @@
 /* saved.c - the table of what a block saves for its backward. Floor: model. */
 #include "model/layers.h"
 
+#include "base/heap.h"
+
 #include <stdlib.h>
 #include <string.h>
 
@@ -51,11 +53,10 @@ static int64_t own_width(const tr_env *c, int64_t width) {
 void tr_saved_init(const tr_env *c, tr_saved *saved, bool is_moe, int64_t mlp_width) {
     *saved = (tr_saved){.width = own_width(c, mlp_width)};
     if (!is_moe) return;
-    size_t E = (size_t)c->config->num_experts, groups = (size_t)tr_router_groups(c);
+    int64_t E = c->config->num_experts, groups = tr_router_groups(c);
     tr_stops_init(c, saved);
-    saved->stats = calloc(groups * (2 + 2 * E), sizeof *saved->stats);
-    saved->balance = calloc(groups * (1 + E), sizeof *saved->balance);
-    if (!saved->stats || !saved->balance) abort();
+    saved->stats = tr_heap_alloc(groups * (2 + 2 * E), sizeof *saved->stats);
+    saved->balance = tr_heap_alloc(groups * (1 + E), sizeof *saved->balance);
 }
 
 void tr_saved_restart(const tr_env *c, tr_saved *saved, int64_t mlp_width) {

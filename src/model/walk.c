@@ -1,4 +1,5 @@
 /* walk.c - micro-batches on their way through the blocks of a chunk. Floor: model. */
+#include "base/heap.h"
 #include "base/trace.h"
 #include "model/gradient.h"
 #include "model/parts.h"
@@ -254,8 +255,7 @@ void tr_model_weights(tr_model *model, int64_t slot) {
 void tr_model_all_forwards_done(tr_model *model) {
     tr_env *c = &model->env;
     if (c->config->router_aux_loss_scope != TR_AUX_GLOBAL_BATCH) return;
-    tr_saved **saved = malloc((size_t)(model->nslots + 1) * sizeof *saved);
-    if (!saved) abort();
+    tr_saved **saved = tr_heap_alloc(model->nslots, sizeof *saved);
     for (int64_t k = 0; k < model->stages.chunks; k++)
         for (int64_t i = 0; i < model->chunks[k].layers.count; i++) {
             if (!model->chunks[k].blocks[i].is_moe) continue;

@@ -1,8 +1,7 @@
 /* weights.c - the queue of weight gradients. Floor: model. */
+#include "base/heap.h"
 #include "model/gradient.h"
 #include "model/pass.h"
-
-#include <stdlib.h>
 
 void tr_weight_add(const tr_pass *pass, const tr_weight_job *job) {
     tr_weight_queue *q = pass->queue;
@@ -10,11 +9,7 @@ void tr_weight_add(const tr_pass *pass, const tr_weight_job *job) {
         job->run(pass->c, job);
         return;
     }
-    if (q->count == q->capacity) {
-        q->capacity = q->capacity ? 2 * q->capacity : 64;
-        q->jobs = realloc(q->jobs, (size_t)q->capacity * sizeof *q->jobs);
-        if (!q->jobs) abort();
-    }
+    q->jobs = tr_heap_grow(q->jobs, q->count, &q->capacity, sizeof *q->jobs);
     q->jobs[q->count++] = *job;
 }
 

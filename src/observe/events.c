@@ -6,6 +6,7 @@
  *   SessionLog 1 enum status, START = 1 */
 #include "observe/events.h"
 
+#include "base/heap.h"
 #include "observe/crc32c.h"
 
 #include <errno.h>
@@ -100,11 +101,8 @@ static tr_status create_file(const char *folder, tr_events *events) {
     if (gethostname(host, sizeof host - 1) != 0) strcpy(host, "localhost");
     for (time_t seconds = time(NULL);; seconds++) {
         free(events->path);
-        if (asprintf(&events->path, "%s/events.out.tfevents.%010lld.%s", folder, (long long)seconds,
-                     host) < 0) {
-            events->path = NULL;
-            return tr_fail(TR_ERR_INTERNAL, "%s: out of memory", folder);
-        }
+        events->path =
+            tr_heap_format("%s/events.out.tfevents.%010lld.%s", folder, (long long)seconds, host);
         int fd = open(events->path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
         if (fd >= 0) {
             events->file = fdopen(fd, "w");
@@ -130,8 +128,7 @@ static tr_status write_head(tr_events *events, int64_t first_step) {
 }
 
 tr_status tr_events_open(const char *folder, int64_t first_step, tr_events **events_p) {
-    tr_events *events = calloc(1, sizeof *events);
-    if (!events) return tr_fail(TR_ERR_INTERNAL, "%s: out of memory", folder);
+    tr_events *events = tr_heap_alloc(1, sizeof *events);
     tr_status status = create_file(folder, events);
     if (status == TR_OK) status = write_head(events, first_step);
     if (status != TR_OK) {

@@ -3,6 +3,7 @@
 #include "observe/metrics.h"
 
 #include "base/file.h"
+#include "base/heap.h"
 #include "observe/events.h"
 #include "observe/rows.h"
 
@@ -18,9 +19,7 @@ struct tr_metrics {
 
 static tr_status open_rows(const char *folder, const char *name, int64_t last_step,
                            tr_rows **rows_p) {
-    char *path = NULL;
-    if (asprintf(&path, "%s/%s", folder, name) < 0)
-        return tr_fail(TR_ERR_INTERNAL, "%s: out of memory", folder);
+    char *path = tr_heap_format("%s/%s", folder, name);
     tr_status status = tr_rows_open(path, last_step, rows_p);
     free(path);
     return status;
@@ -29,8 +28,7 @@ static tr_status open_rows(const char *folder, const char *name, int64_t last_st
 tr_status tr_metrics_open(const char *run_directory, int64_t last_step, bool samples,
                           bool tensorboard, tr_metrics **metrics_p) {
     TR_TRY(tr_file_make_folder(run_directory, "run.directory"));
-    tr_metrics *metrics = calloc(1, sizeof *metrics);
-    if (!metrics) return tr_fail(TR_ERR_INTERNAL, "%s: out of memory", run_directory);
+    tr_metrics *metrics = tr_heap_alloc(1, sizeof *metrics);
     tr_status status = open_rows(run_directory, "metrics.jsonl", last_step, &metrics->steps);
     if (status == TR_OK && samples)
         status = open_rows(run_directory, "samples.jsonl", last_step, &metrics->samples);

@@ -7,6 +7,8 @@
  * would not get to its save, so a line waits for a second at most, and is lost then. */
 #include "observe/metrics.h"
 
+#include "base/heap.h"
+
 #include <errno.h>
 #include <fcntl.h>
 #include <math.h>
@@ -81,8 +83,7 @@ static void print(tr_progress *p, const char *text, int bytes) {
 }
 
 tr_progress *tr_progress_start(int64_t steps_done, int64_t last_step, int64_t every) {
-    tr_progress *progress = calloc(1, sizeof *progress);
-    if (!progress) return NULL;
+    tr_progress *progress = tr_heap_alloc(1, sizeof *progress);
     *progress = (tr_progress){.first_step = steps_done + 1,
                               .last_step = last_step,
                               .every = every,

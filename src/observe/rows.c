@@ -1,6 +1,8 @@
 /* rows.c - JSON lines by step: cutting on open, appending. Floor: observe. */
 #include "observe/rows.h"
 
+#include "base/heap.h"
+
 #include <errno.h>
 #include <fcntl.h>
 #include <stdlib.h>
@@ -48,6 +50,8 @@ static int64_t filter(FILE *in, FILE *out, int64_t last_step) {
         newest = step;
         if (out) fwrite(line, 1, (size_t)bytes, out);
     }
+    if (!feof(in) && !ferror(in))
+        tr_out_of_memory("a line of over %zu bytes of the metrics is read; free some memory", room);
     free(line);
     return dropped;
 }
@@ -56,8 +60,9 @@ static int64_t filter(FILE *in, FILE *out, int64_t last_step) {
  */
 static void sync_folder_of(const char *path) {
     const char *slash = strrchr(path, '/');
-    char *folder = slash ? strndup(path, (size_t)(slash - path + 1)) : strdup(".");
-    int fd = folder ? open(folder, O_RDONLY | O_DIRECTORY) : -1;
+    char *folder =
+        slash ? tr_heap_format("%.*s", (int)(slash - path + 1), path) : tr_heap_copy(".");
+    int fd = open(folder, O_RDONLY | O_DIRECTORY);
     free(folder);
     if (fd < 0) return;
     fsync(fd);
@@ -65,9 +70,7 @@ static void sync_folder_of(const char *path) {
 }
 
 static tr_status replace_by_kept(FILE *in, const char *path, int64_t last_step) {
-    char *temporary = NULL;
-    if (asprintf(&temporary, "%s.tmp", path) < 0)
-        return tr_fail(TR_ERR_INTERNAL, "%s: out of memory", path);
+    char *temporary = tr_heap_format("%s.tmp", path);
     tr_status status = TR_OK;
     FILE *out = fopen(temporary, "w");
     if (!out) {
@@ -75,7 +78,7 @@ static tr_status replace_by_kept(FILE *in, const char *path, int64_t last_step) 
     } else {
         rewind(in);
         filter(in, out, last_step);
-        bool bad = fflush(out) != 0 || ferror(out) || fsync(fileno(out)) != 0;
+        bool bad = ferror(in) || fflush(out) != 0 || ferror(out) || fsync(fileno(out)) != 0;
         if (bad) status = fail_io(temporary, "write it");
         fclose(out);
         if (status == TR_OK && rename(temporary, path) != 0)
@@ -105,15 +108,8 @@ tr_status tr_rows_open(const char *path, int64_t last_step, tr_rows **rows_p) {
     TR_TRY(cut(path, last_step));
     FILE *file = fopen(path, "a");
     if (!file) return fail_io(path, "open it for writing");
-    tr_rows *rows = malloc(sizeof *rows);
-    char *name = strdup(path);
-    if (!rows || !name) {
-        free(rows);
-        free(name);
-        fclose(file);
-        return tr_fail(TR_ERR_INTERNAL, "%s: out of memory", path);
-    }
-    *rows = (tr_rows){.path = name, .file = file};
+    tr_rows *rows = tr_heap_alloc(1, sizeof *rows);
+    *rows = (tr_rows){.path = tr_heap_copy(path), .file = file};
     *rows_p = rows;
     return TR_OK;
 }

@@ -1,6 +1,7 @@
 /* draw.c - timelines as text and as traces. Floor: plan. */
 #include "plan/draw.h"
 
+#include "base/heap.h"
 #include "base/log.h"
 
 #include <errno.h>
@@ -158,8 +159,7 @@ tr_status tr_plan_schedule(const tr_config *config, int64_t micro_batches, bool 
                                .stages = tr_stages_of(config),
                                .micro_batches = micro_batches};
     int64_t stages = tr_stages_count(&shape.stages), layers = config->model.num_hidden_layers;
-    double *share = calloc((size_t)stages, sizeof *share);
-    if (!share) abort();
+    double *share = tr_heap_alloc(stages, sizeof *share);
     for (int64_t s = 0; s < stages; s++)
         share[s] = (double)(tr_stage_layers(&shape.stages, layers, s).count * shape.stages.ranks) /
                    (double)layers;

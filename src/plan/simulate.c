@@ -1,6 +1,8 @@
 /* simulate.c - runs the lists of all ranks against a clock. Floor: plan. */
 #include "plan/simulate.h"
 
+#include "base/heap.h"
+
 #include <stdlib.h>
 
 typedef struct {
@@ -87,20 +89,18 @@ tr_timeline tr_simulate(const tr_schedule *lists, const tr_schedule_shape *shape
     int64_t ranks = shape->stages.ranks, places = tr_stages_count(&shape->stages);
     places *= shape->micro_batches;
     tr_timeline out = {.ranks = ranks};
-    out.spans = calloc((size_t)ranks, sizeof *out.spans);
-    out.work = calloc((size_t)(3 * ranks), sizeof *out.work);
+    out.spans = tr_heap_alloc(ranks, sizeof *out.spans);
+    out.work = tr_heap_alloc(3 * ranks, sizeof *out.work);
     simulation s = {.lists = lists, .shape = shape, .costs = costs, .out = &out};
-    s.forward = malloc((size_t)(2 * places + 1) * sizeof *s.forward);
-    s.next = calloc((size_t)ranks, sizeof *s.next);
-    s.clock = calloc((size_t)ranks, sizeof *s.clock);
-    if (!out.spans || !out.work || !s.forward || !s.next || !s.clock) abort();
+    s.forward = tr_heap_alloc(2 * places, sizeof *s.forward);
+    s.next = tr_heap_alloc(ranks, sizeof *s.next);
+    s.clock = tr_heap_alloc(ranks, sizeof *s.clock);
     out.idle = out.work + ranks;
     out.gap = out.idle + ranks;
     s.backward = s.forward + places;
     for (int64_t i = 0; i < 2 * places; i++) s.forward[i] = -1;
     for (int64_t r = 0; r < ranks; r++) {
-        out.spans[r] = calloc((size_t)lists[r].count + 1, sizeof *out.spans[r]);
-        if (!out.spans[r]) abort();
+        out.spans[r] = tr_heap_alloc(lists[r].count, sizeof *out.spans[r]);
     }
     /* Forwards go up the ranks and backwards down: so do the rounds, in turn. */
     bool moved = true;

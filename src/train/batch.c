@@ -1,6 +1,7 @@
 /* batch.c - reads samples and cuts them for this rank. Floor: train. */
 #include "train/batch.h"
 
+#include "base/heap.h"
 #include "dist/watch.h"
 #include "model/sequence.h"
 
@@ -22,19 +23,13 @@ struct tr_batches {
     int64_t now; /* loaded last */
 };
 
-static void *make(int64_t n, size_t bytes) {
-    void *memory = malloc((size_t)n * bytes + 1);
-    if (!memory) abort();
-    return memory;
-}
-
 /* Chunks of a whole sequence. */
 static int64_t chunks_of(const tr_batches *b) {
     return b->cut.rings * b->cut.chunks;
 }
 
 tr_batches *tr_batches_create(const tr_grid *grid, const tr_config *config, int64_t m) {
-    tr_batches *b = make(1, sizeof *b);
+    tr_batches *b = tr_heap_alloc(1, sizeof *b);
     *b = (tr_batches){.grid = grid,
                       .m = m,
                       .B = config->training.micro_batch_size,
@@ -44,16 +39,16 @@ tr_batches *tr_batches_create(const tr_grid *grid, const tr_config *config, int6
     b->cut = tr_sequence_of(&grid->at.shape, b->S);
     b->S_loc = b->cut.S_loc;
     int64_t n = m * b->B * b->S_loc;
-    b->token = make(n, sizeof *b->token);
-    b->label = make(n, sizeof *b->label);
-    b->position = make(n, sizeof *b->position);
-    b->valid = make(n, sizeof *b->valid);
-    b->begin = make(m * b->B * b->cut.S_ring, sizeof *b->begin);
-    b->first_key = make(m * chunks_of(b), sizeof *b->first_key);
-    b->input = make(b->S, sizeof *b->input);
-    b->target = make(b->S, sizeof *b->target);
-    b->document = make(b->S, sizeof *b->document);
-    b->real = make(b->S, sizeof *b->real);
+    b->token = tr_heap_alloc(n, sizeof *b->token);
+    b->label = tr_heap_alloc(n, sizeof *b->label);
+    b->position = tr_heap_alloc(n, sizeof *b->position);
+    b->valid = tr_heap_alloc(n, sizeof *b->valid);
+    b->begin = tr_heap_alloc(m * b->B * b->cut.S_ring, sizeof *b->begin);
+    b->first_key = tr_heap_alloc(m * chunks_of(b), sizeof *b->first_key);
+    b->input = tr_heap_alloc(b->S, sizeof *b->input);
+    b->target = tr_heap_alloc(b->S, sizeof *b->target);
+    b->document = tr_heap_alloc(b->S, sizeof *b->document);
+    b->real = tr_heap_alloc(b->S, sizeof *b->real);
     return b;
 }
 

@@ -1,6 +1,7 @@
 /* comparison.c - limits, verdict and table of a proof. Floor: train. */
 #include "train/comparison.h"
 
+#include "base/heap.h"
 #include "base/log.h"
 
 #include <math.h>
@@ -124,8 +125,7 @@ static int worst_first(const void *a, const void *b) {
 }
 
 static ranked *rank_rows(const tr_comparison *c) {
-    ranked *rows = malloc((size_t)(c->count + 1) * sizeof *rows);
-    if (!rows) abort();
+    ranked *rows = tr_heap_alloc(c->count, sizeof *rows);
     for (int64_t i = 0; i < c->count; i++) rows[i] = (ranked){&c->rows[i], badness(c, &c->rows[i])};
     qsort(rows, (size_t)c->count, sizeof *rows, worst_first);
     return rows;

@@ -1,6 +1,8 @@
 /* flips.c - collects routing decisions and compares two jobs'. Floor: train. */
 #include "train/flips.h"
 
+#include "base/heap.h"
+
 #include <stdlib.h>
 #include <string.h>
 
@@ -20,18 +22,12 @@ struct tr_routes {
     int32_t *chosen; /* [count, k] ascending */
 };
 
-static void *grow(void *memory, int64_t count, size_t size) {
-    void *grown = realloc(memory, ((size_t)count + 1) * size);
-    if (!grown) tr_abort("no memory for routing decisions");
-    return grown;
-}
-
 static void reserve(tr_routes *r, int64_t count) {
     if (count <= r->capacity) return;
     r->capacity = count > 2 * r->capacity ? count : 2 * r->capacity;
-    r->place = grow(r->place, r->capacity, sizeof *r->place);
-    r->gap = grow(r->gap, r->capacity, sizeof *r->gap);
-    r->chosen = grow(r->chosen, r->capacity * r->k, sizeof *r->chosen);
+    r->place = tr_heap_resize(r->place, r->capacity, sizeof *r->place);
+    r->gap = tr_heap_resize(r->gap, r->capacity, sizeof *r->gap);
+    r->chosen = tr_heap_resize(r->chosen, r->capacity * r->k, sizeof *r->chosen);
 }
 
 static int by_number(const void *a, const void *b) {
@@ -54,8 +50,7 @@ static void watch(void *self, int64_t layer, const int32_t *index, const float *
 
 tr_routes *tr_routes_create(tr_job *job, const tr_batches *batches) {
     const tr_config *c = job->config;
-    tr_routes *r = calloc(1, sizeof *r);
-    if (!r) abort();
+    tr_routes *r = tr_heap_alloc(1, sizeof *r);
     *r = (tr_routes){.job = job,
                      .batches = batches,
                      .tokens = c->training.global_batch_size * c->data.sequence_length,
@@ -92,12 +87,10 @@ typedef struct {
 static void search_open(search *s, const tr_routes *one, tr_flips *out) {
     *s = (search){.one = one, .out = out};
     s->places = tr_model_moe_layers(&one->job->config->model) * one->tokens;
-    s->row = grow(NULL, s->places, sizeof *s->row);
-    s->seen = grow(NULL, s->places, sizeof *s->seen);
-    s->flipped = grow(NULL, s->places, sizeof *s->flipped);
+    s->row = tr_heap_alloc(s->places, sizeof *s->row);
+    s->seen = tr_heap_alloc(s->places, sizeof *s->seen);
+    s->flipped = tr_heap_alloc(s->places, sizeof *s->flipped);
     for (int64_t i = 0; i < s->places; i++) s->row[i] = -1;
-    memset(s->seen, 0, (size_t)s->places * sizeof *s->seen);
-    memset(s->flipped, 0, (size_t)s->places * sizeof *s->flipped);
     for (int64_t i = 0; i < one->count; i++) s->row[one->place[i]] = i;
 }
 
@@ -118,10 +111,8 @@ static void compare(search *s, const tr_routes *grid) {
                     (size_t)one->k * sizeof *one->chosen))
             continue;
         s->flipped[place] = true;
-        if (s->out->count == s->capacity) {
-            s->capacity = s->capacity ? 2 * s->capacity : 16;
-            s->out->flips = grow(s->out->flips, s->capacity, sizeof *s->out->flips);
-        }
+        s->out->flips =
+            tr_heap_grow(s->out->flips, s->out->count, &s->capacity, sizeof *s->out->flips);
         float gap = grid->gap[i] < one->gap[row] ? grid->gap[i] : one->gap[row];
         int64_t token = place % one->tokens, S = one->job->config->data.sequence_length;
         s->out->flips[s->out->count++] = (tr_flip){.layer = place / one->tokens,

@@ -5,6 +5,8 @@
  * that list, in one message. */
 #include "train/gather.h"
 
+#include "base/heap.h"
+
 #include <stdlib.h>
 #include <string.h>
 
@@ -33,12 +35,6 @@ struct tr_gather {
     uint8_t *held;               /* rank 0: whether an element has come */
 };
 
-static void *allocate(int64_t count, size_t size) {
-    void *memory = calloc((size_t)count + 1, size);
-    if (!memory) tr_abort("no memory to gather parameters");
-    return memory;
-}
-
 static int by_parameter(const void *a, const void *b) {
     const tr_segment *x = *(const tr_segment *const *)a, *y = *(const tr_segment *const *)b;
     if (x->param != y->param) return x->param < y->param ? -1 : 1;
@@ -46,7 +42,7 @@ static int by_parameter(const void *a, const void *b) {
 }
 
 static void index_list(run_list *list, int64_t parameters) {
-    list->start = allocate(parameters + 1, sizeof *list->start);
+    list->start = tr_heap_alloc(parameters + 1, sizeof *list->start);
     for (int64_t i = 0, k = 0; i <= parameters; i++) {
         while (k < list->count && list->runs[k].parameter < i) k++;
         list->start[i] = k;
@@ -56,8 +52,8 @@ static void index_list(run_list *list, int64_t parameters) {
 static void list_own(tr_gather *g) {
     const tr_registry *r = g->registry;
     for (int i = 0; i < TR_SPACES; i++) g->mine.count += r->space[i].nsegments;
-    g->segments = allocate(g->mine.count, sizeof *g->segments);
-    g->mine.runs = allocate(g->mine.count, sizeof *g->mine.runs);
+    g->segments = tr_heap_alloc(g->mine.count, sizeof *g->segments);
+    g->mine.runs = tr_heap_alloc(g->mine.count, sizeof *g->mine.runs);
     for (int64_t i = 0, n = 0; i < TR_SPACES; i++)
         for (int64_t k = 0; k < r->space[i].nsegments; k++)
             g->segments[n++] = &r->space[i].segments[k];
@@ -77,12 +73,12 @@ static void exchange_lists(tr_gather *g) {
         tr_end(tr_send_begin(g->world, NULL, 0, TAG_LIST, g->mine.runs, bytes));
         return;
     }
-    g->lists = allocate(size, sizeof *g->lists);
+    g->lists = tr_heap_alloc(size, sizeof *g->lists);
     g->lists[0] = g->mine;
     for (int r = 1; r < size; r++) {
         run_list *list = &g->lists[r];
         tr_end(tr_recv_begin(g->world, NULL, r, TAG_LIST, &list->count, sizeof list->count));
-        list->runs = allocate(list->count, sizeof *list->runs);
+        list->runs = tr_heap_alloc(list->count, sizeof *list->runs);
         int64_t bytes = list->count * (int64_t)sizeof *list->runs;
         tr_end(tr_recv_begin(g->world, NULL, r, TAG_LIST, list->runs, bytes));
         index_list(list, g->registry->count);
@@ -97,7 +93,7 @@ static int64_t elems_of(const run_list *list, int64_t parameter) {
 }
 
 tr_gather *tr_gather_create(tr_comm *world, const tr_registry *registry) {
-    tr_gather *g = allocate(1, sizeof *g);
+    tr_gather *g = tr_heap_alloc(1, sizeof *g);
     g->world = world;
     g->registry = registry;
     list_own(g);
@@ -110,8 +106,8 @@ tr_gather *tr_gather_create(tr_comm *world, const tr_registry *registry) {
             if (elems > longest) longest = elems;
             if (registry->params[i].elems > whole) whole = registry->params[i].elems;
         }
-    g->message = allocate(longest, sizeof *g->message);
-    if (root) g->held = allocate(whole, sizeof *g->held);
+    g->message = tr_heap_alloc(longest, sizeof *g->message);
+    if (root) g->held = tr_heap_alloc(whole, sizeof *g->held);
     return g;
 }
 

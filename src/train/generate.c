@@ -1,6 +1,7 @@
 /* generate.c - sampling token by token. Floor: train. */
 #include "train/generate.h"
 
+#include "base/heap.h"
 #include "base/rng.h"
 
 #include <math.h>
@@ -62,11 +63,10 @@ tr_status tr_generate(tr_job *job, const tr_generate_options *o) {
     int64_t V = job->config->model.vocab_size, most = job->config->data.sequence_length;
     int64_t n = (int64_t)strlen(o->prompt), total = n + o->tokens;
     if (n == 0) return tr_fail(TR_ERR_USAGE, "--prompt is empty; give at least one character");
-    int32_t *token = malloc((size_t)total * sizeof *token);
-    uint8_t *valid = malloc((size_t)total);
-    float *logits = malloc((size_t)V * sizeof *logits);
-    choice *choices = malloc((size_t)V * sizeof *choices);
-    if (!token || !valid || !logits || !choices) abort();
+    int32_t *token = tr_heap_alloc(total, sizeof *token);
+    uint8_t *valid = tr_heap_alloc(total, 1);
+    float *logits = tr_heap_alloc(V, sizeof *logits);
+    choice *choices = tr_heap_alloc(V, sizeof *choices);
     for (int64_t i = 0; i < n; i++) token[i] = (unsigned char)o->prompt[i];
     memset(valid, 1, (size_t)total);
     fwrite(o->prompt, 1, (size_t)n, stdout);

@@ -5,6 +5,7 @@
  * like its shard, so that runs that go on in the next bucket are whole in memory too. */
 #include "train/inventory.h"
 
+#include "base/heap.h"
 #include "dist/watch.h"
 
 #include <stdlib.h>
@@ -82,9 +83,8 @@ tr_inventory tr_inventory_take(const tr_registry *r, bool moments) {
     tr_inventory v = {.registry = r, .arrays = moments ? ARRAYS : 1};
     int64_t most = 0;
     for (int i = 0; i < TR_SPACES; i++) most += r->space[i].nsegments;
-    v.tensors = calloc((size_t)r->count + 1, sizeof *v.tensors);
-    v.pieces = calloc((size_t)most + 1, sizeof *v.pieces);
-    if (!v.tensors || !v.pieces) abort();
+    v.tensors = tr_heap_alloc(r->count, sizeof *v.tensors);
+    v.pieces = tr_heap_alloc(most, sizeof *v.pieces);
     if (copied(&v)) allocate_copies(&v);
     list_tensors(&v);
     char *space_at = v.copies;

@@ -2,6 +2,7 @@
  */
 #include "train/job.h"
 
+#include "base/heap.h"
 #include "base/log.h"
 #include "dist/watch.h"
 #include "model/unit.h"
@@ -81,8 +82,7 @@ tr_status tr_job_create(const tr_config *config, tr_comm *world, tr_job_purpose 
                            .head_copies = head_copies(config),
                            .context_heads = (int)config->parallel.context_heads};
     TR_TRY(tr_grid_shape_check(&shape, tr_comm_size(world)));
-    tr_job *job = calloc(1, sizeof *job);
-    if (!job) abort();
+    tr_job *job = tr_heap_alloc(1, sizeof *job);
     job->config = config;
     job->world = world;
     job->threads = choose_threads(config, world);
@@ -350,8 +350,7 @@ static need need_of(const tr_job *job) {
 static void print_memory(const tr_job *job) {
     const tr_config *c = job->config;
     int ranks = tr_comm_size(job->world), most = 0;
-    need *all = calloc((size_t)ranks, sizeof *all);
-    if (!all) abort();
+    need *all = tr_heap_alloc(ranks, sizeof *all);
     all[tr_comm_rank(job->world)] = need_of(job);
     tr_end(tr_all_reduce_begin(job->world, NULL, TR_SUM, TR_I64, all,
                                ranks * (int64_t)(sizeof *all / sizeof(int64_t))));

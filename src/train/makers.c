@@ -4,6 +4,8 @@
  * idle time of each kind stands in tests/plan/simulate.c, which checks it. */
 #include "train/schedule.h"
 
+#include "base/heap.h"
+
 #include <stdlib.h>
 
 static tr_task task(int64_t chunk, int64_t micro_batch) {
@@ -132,8 +134,7 @@ static bool v_step(tr_schedule *s, const v_progress *before, v_progress *now, in
 }
 
 static void make_zb_v(tr_schedule *lists, int64_t p, int64_t m) {
-    v_progress *now = calloc((size_t)p, sizeof *now), *before = calloc((size_t)p, sizeof *before);
-    if (!now || !before) abort();
+    v_progress *now = tr_heap_alloc(p, sizeof *now), *before = tr_heap_alloc(p, sizeof *before);
     for (bool moved = true; moved;) {
         moved = false;
         for (int64_t r = 0; r < p; r++) before[r] = now[r];
@@ -198,8 +199,7 @@ static void dual_backwards(dual *d, int64_t rank) {
 
 static void make_dualpipe_v(tr_schedule *s, int64_t m, int64_t p, int64_t rank) {
     int64_t later = p - 1 - rank, all = m > 2 * p ? m : 2 * p;
-    dual d = {.list = s, .m = m, .queued = calloc((size_t)(2 * all), sizeof *d.queued)};
-    if (!d.queued) abort();
+    dual d = {.list = s, .m = m, .queued = tr_heap_alloc(2 * all, sizeof *d.queued)};
     for (int64_t i = 0; i < 2 * later; i++) dual_forward(&d, 0);
     for (int64_t i = 0; i <= rank; i++) {
         dual_forward(&d, 0);

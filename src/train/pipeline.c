@@ -1,6 +1,7 @@
 /* pipeline.c - the executor of action lists. Floor: train. */
 #include "train/pipeline.h"
 
+#include "base/heap.h"
 #include "dist/watch.h"
 
 #include <stdlib.h>
@@ -46,8 +47,7 @@ tr_status tr_pipeline_create(tr_model *model, const tr_grid *grid, const tr_conf
         tr_schedules_free(all, shape.stages.ranks);
         return status;
     }
-    tr_pipeline *p = calloc(1, sizeof *p);
-    if (!p) abort();
+    tr_pipeline *p = tr_heap_alloc(1, sizeof *p);
     p->train = all[grid->at.p];
     all[grid->at.p] = (tr_schedule){0};
     tr_schedules_free(all, shape.stages.ranks);
@@ -58,8 +58,7 @@ tr_status tr_pipeline_create(tr_model *model, const tr_grid *grid, const tr_conf
     p->stages = shape.stages;
     int64_t evaluation = shape.stages.chunks == 1 ? 2 : tr_stages_count(&shape.stages);
     p->slots = p->train.slots > evaluation ? p->train.slots : evaluation;
-    p->sending_output = calloc((size_t)(3 * p->slots), sizeof(tr_request *));
-    if (!p->sending_output) abort();
+    p->sending_output = tr_heap_alloc(3 * p->slots, sizeof(tr_request *));
     p->sending_gradient = p->sending_output + p->slots;
     p->receiving = p->sending_gradient + p->slots;
     tr_model_shape(model, p->slots, B, S);

@@ -1,15 +1,12 @@
 /* place.c - opens this rank's device. Floor: train. */
 #include "train/place.h"
 
+#include "base/heap.h"
 #include "base/log.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-static void end_job(const char *text) {
-    tr_abort("%s", text);
-}
 
 bool tr_place_shared(int ranks, const int *node, const char (*identity)[TR_IDENTITY_BYTES],
                      int pair[2]) {
@@ -27,9 +24,8 @@ bool tr_place_shared(int ranks, const int *node, const char (*identity)[TR_IDENT
 /* The same on all ranks. */
 static tr_status check_shared(const tr_config *config, tr_comm *world, const tr_device *device) {
     int ranks = tr_comm_size(world), pair[2];
-    char(*identity)[TR_IDENTITY_BYTES] = calloc((size_t)ranks, sizeof *identity);
-    int *node = malloc((size_t)ranks * sizeof *node);
-    if (!identity || !node) abort();
+    char(*identity)[TR_IDENTITY_BYTES] = tr_heap_alloc(ranks, sizeof *identity);
+    int *node = tr_heap_alloc(ranks, sizeof *node);
     snprintf(identity[tr_comm_rank(world)], TR_IDENTITY_BYTES, "%s", device->identity);
     tr_end(tr_all_gather_begin(world, NULL, TR_U8, identity, TR_IDENTITY_BYTES));
     for (int r = 0; r < ranks; r++) node[r] = tr_comm_node_of(world, r);
@@ -56,7 +52,7 @@ tr_status tr_place_open(const tr_config *config, tr_comm *world, tr_device **dev
                            .fabric = config->run.collectives == TR_COLLECTIVES_NCCL &&
                                      tr_comm_size(world) > 1,
                            .limit_seconds = (double)config->training.watchdog_seconds,
-                           .fatal = end_job};
+                           .fatal = tr_abort_with};
     tr_device *device = tr_device_open(&wish);
     free(name);
     tr_status status = tr_agree(world, device ? TR_OK : tr_error_status());

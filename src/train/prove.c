@@ -5,6 +5,8 @@
  * count says which have passed. */
 #include "train/schedule.h"
 
+#include "base/heap.h"
+
 #include <stdlib.h>
 
 /* Points of a virtual stage that a micro-batch passes. */
@@ -247,14 +249,12 @@ static tr_status go_on(proof *p, int64_t r, bool *moved_p) {
 tr_status tr_schedules_prove(const tr_schedule *lists, const tr_schedule_shape *shape) {
     int64_t ranks = shape->stages.ranks;
     proof p = {.lists = lists, .shape = shape, .stages = tr_stages_count(&shape->stages)};
-    p.done = calloc((size_t)p.stages, sizeof *p.done);
-    p.next = calloc((size_t)ranks, sizeof *p.next);
-    p.slots = calloc((size_t)ranks, sizeof *p.slots);
-    if (!p.done || !p.next || !p.slots) abort();
+    p.done = tr_heap_alloc(p.stages, sizeof *p.done);
+    p.next = tr_heap_alloc(ranks, sizeof *p.next);
+    p.slots = tr_heap_alloc(ranks, sizeof *p.slots);
     const place none = {-1, 0};
     for (int64_t r = 0; r < ranks; r++) {
-        p.slots[r] = calloc((size_t)lists[r].slots + 1, sizeof *p.slots[r]);
-        if (!p.slots[r]) abort();
+        p.slots[r] = tr_heap_alloc(lists[r].slots, sizeof *p.slots[r]);
         for (int64_t i = 0; i < lists[r].slots; i++)
             p.slots[r][i] = (slot_state){none, none, none, none, none};
     }

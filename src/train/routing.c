@@ -1,6 +1,8 @@
 /* routing.c - writes routing decisions as they are made. Floor: train. */
 #include "train/routing.h"
 
+#include "base/heap.h"
+
 #include <errno.h>
 #include <inttypes.h>
 #include <stdio.h>
@@ -37,8 +39,7 @@ tr_status tr_routing_log_open(tr_job *job, const tr_batches *batches, tr_routing
     if (!file)
         return tr_fail(TR_ERR_IO, "cannot write %s: %s; log.routing=false does without it", path,
                        strerror(errno));
-    tr_routing_log *log = malloc(sizeof *log);
-    if (!log) abort();
+    tr_routing_log *log = tr_heap_alloc(1, sizeof *log);
     *log = (tr_routing_log){job, batches, file};
     tr_model_watch_routing(job->model, watch, log);
     *log_p = log;

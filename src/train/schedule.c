@@ -1,6 +1,8 @@
 /* schedule.c - completes the lists of computations: messages, slots. Floor: train. */
 #include "train/schedule.h"
 
+#include "base/heap.h"
+
 #include <stdlib.h>
 
 const char *tr_action_name(tr_action_kind kind) {
@@ -35,11 +37,7 @@ tr_parts tr_action_parts(const tr_action *a) {
 }
 
 static void append(tr_schedule *s, tr_action action) {
-    if (s->count == s->capacity) {
-        s->capacity = s->capacity ? 2 * s->capacity : 64;
-        s->actions = realloc(s->actions, (size_t)s->capacity * sizeof *s->actions);
-        if (!s->actions) abort();
-    }
+    s->actions = tr_heap_grow(s->actions, s->count, &s->capacity, sizeof *s->actions);
     s->actions[s->count++] = action;
 }
 
@@ -70,10 +68,9 @@ static void make_room(completion *c, int64_t slots) {
     tr_schedule *s = c->out;
     if (slots > c->room) {
         c->room = 2 * slots;
-        c->user = realloc(c->user, (size_t)c->room * sizeof *c->user);
-        c->taken = realloc(c->taken, (size_t)c->room * sizeof *c->taken);
-        s->slot_chunks = realloc(s->slot_chunks, (size_t)c->room * sizeof *s->slot_chunks);
-        if (!c->user || !c->taken || !s->slot_chunks) abort();
+        c->user = tr_heap_resize(c->user, c->room, sizeof *c->user);
+        c->taken = tr_heap_resize(c->taken, c->room, sizeof *c->taken);
+        s->slot_chunks = tr_heap_resize(s->slot_chunks, c->room, sizeof *s->slot_chunks);
     }
     for (; s->slots < slots; s->slots++, c->vacant++) {
         c->user[s->slots] = -1;
@@ -134,8 +131,7 @@ static tr_schedule complete_list(const tr_schedule *made, const tr_schedule_shap
     int64_t m = shape->micro_batches, v = shape->stages.chunks;
     int64_t depth = v == 1 ? 2 : shape->stages.ranks;
     completion c = {.shape = shape, .rank = rank, .out = &out, .depth = depth < m ? depth : m};
-    c.slot = calloc((size_t)(v * m) + 1, sizeof *c.slot);
-    if (!c.slot) abort();
+    c.slot = tr_heap_alloc(v * m, sizeof *c.slot);
     for (int64_t i = 0; i < made->count; i++) complete(&c, made->actions[i]);
     free(c.slot);
     free(c.user);
@@ -158,8 +154,7 @@ void tr_schedules_free(tr_schedule *schedules, int64_t ranks) {
 }
 
 tr_schedule *tr_schedules_create(const tr_schedule_shape *shape) {
-    tr_schedule *lists = calloc((size_t)shape->stages.ranks, sizeof *lists);
-    if (!lists) abort();
+    tr_schedule *lists = tr_heap_alloc(shape->stages.ranks, sizeof *lists);
     tr_schedule_make(lists, shape);
     for (int64_t r = 0; r < shape->stages.ranks; r++) {
         tr_schedule completed = complete_list(&lists[r], shape, r);

@@ -1,6 +1,7 @@
 /* step.c - one training step. Floor: train. */
 #include "train/step.h"
 
+#include "base/heap.h"
 #include "dist/watch.h"
 #include "model/gradient.h"
 #include "train/optimizer.h"
@@ -22,13 +23,11 @@ struct tr_step {
 
 tr_step *tr_step_create(tr_job *job) {
     const tr_config *c = job->config;
-    tr_step *s = calloc(1, sizeof *s);
-    if (!s) abort();
+    tr_step *s = tr_heap_alloc(1, sizeof *s);
     s->job = job;
     s->batches = tr_batches_create(job->grid, c, job->micro_batches);
     s->loads = tr_model_moe_layers(&c->model) * c->model.num_experts;
-    s->sums = calloc((size_t)(S_LOADS + s->loads), sizeof *s->sums);
-    if (!s->sums) abort();
+    s->sums = tr_heap_alloc(S_LOADS + s->loads, sizeof *s->sums);
     return s;
 }
 

@@ -1,6 +1,7 @@
 /* trainer.c - the training loop. Floor: train. */
 #include "train/trainer.h"
 
+#include "base/heap.h"
 #include "base/log.h"
 #include "base/trace.h"
 #include "dist/watch.h"
@@ -85,9 +86,8 @@ static tr_status loop_open(loop *l, tr_job *job) {
     l->flops_per_token = tr_model_flops_per_token(job->model, c->data.sequence_length);
     l->world_peak = measure_peak(job);
     l->loads = tr_model_moe_layers(&c->model) * c->model.num_experts;
-    l->expert_load = calloc((size_t)l->loads + 1, sizeof *l->expert_load);
-    l->sample_ids = calloc((size_t)c->training.global_batch_size, sizeof *l->sample_ids);
-    if (!l->expert_load || !l->sample_ids) abort();
+    l->expert_load = tr_heap_alloc(l->loads, sizeof *l->expert_load);
+    l->sample_ids = tr_heap_alloc(c->training.global_batch_size, sizeof *l->sample_ids);
     tr_status status = TR_OK;
     if (tr_comm_rank(job->world) == 0) status = open_files(l);
     TR_TRY(tr_agree(job->world, status));

@@ -1,6 +1,7 @@
 /* twin.c - shrinks a config, one dimension after the other. Floor: train. */
 #include "train/twin.h"
 
+#include "base/heap.h"
 #include "model/stages.h"
 
 #include <math.h>
@@ -27,7 +28,7 @@ static void add(sets *s, const char *format, ...) __attribute__((format(printf, 
 static void add(sets *s, const char *format, ...) {
     va_list args;
     va_start(args, format);
-    if (vasprintf(&s->text[s->count++], format, args) < 0) abort();
+    s->text[s->count++] = tr_heap_vformat(format, args);
     va_end(args);
 }
 
@@ -85,19 +86,17 @@ static void fewer_layers(shrinker *s) {
     int64_t count = tr_stages_count(&stages), L = m->num_hidden_layers;
     int64_t few = count * LAYERS_A_STAGE + (L % count > 0);
     if (few >= L) return;
-    char *dense = NULL;
-    size_t bytes;
-    FILE *list = open_memstream(&dense, &bytes);
-    if (!list) abort();
+    tr_heap_text list;
+    tr_heap_text_begin(&list);
     int64_t listed = 0;
     for (int64_t i = 0; i < few && m->num_experts > 0; i++) {
         int64_t stage = tr_stage_of_layer(&stages, few, i);
         tr_range mine = tr_stage_layers(&stages, few, stage);
         tr_range from = tr_stage_layers(&stages, L, stage);
         if (tr_config_layer_is_moe(m, stand_for(m, from, mine.count, i - mine.first))) continue;
-        fprintf(list, "%s%lld", listed++ ? "," : "", (long long)i);
+        fprintf(list.to, "%s%lld", listed++ ? "," : "", (long long)i);
     }
-    fclose(list);
+    char *dense = tr_heap_text_end(&list);
     sets given = {0};
     add(&given, "model.num_hidden_layers=%lld", (long long)few);
     add(&given, "model.mlp_only_layers=[%s]", dense);

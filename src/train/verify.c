@@ -1,6 +1,7 @@
 /* verify.c - runs the two sides of a proof in turn. Floor: train. */
 #include "train/verify.h"
 
+#include "base/heap.h"
 #include "base/log.h"
 #include "model/unit.h"
 #include "train/comparison.h"
@@ -115,11 +116,10 @@ static tr_status open_one(verification *v, bool full) {
     int64_t longest = 0;
     for (int64_t i = 0; i < r->count; i++)
         if (r->params[i].elems > longest) longest = r->params[i].elems;
-    v->a = malloc((size_t)(longest + 1) * sizeof *v->a);
-    v->b = malloc((size_t)(longest + 1) * sizeof *v->b);
+    v->a = tr_heap_alloc(longest, sizeof *v->a);
+    v->b = tr_heap_alloc(longest, sizeof *v->b);
     v->c.count = r->count;
-    v->c.rows = calloc((size_t)r->count + 1, sizeof *v->c.rows);
-    if (!v->a || !v->b || !v->c.rows) tr_abort("no memory to compare parameters");
+    v->c.rows = tr_heap_alloc(r->count, sizeof *v->c.rows);
     for (int64_t i = 0; i < r->count; i++) v->c.rows[i].name = r->params[i].decl.name;
     return TR_OK;
 }
