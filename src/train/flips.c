@@ -147,7 +147,7 @@ static void tell_causes(tr_flips *out, int64_t first, int64_t last, bool capacit
 static void conclude(search *s) {
     tr_flips *out = s->out;
     bool capacity = s->one->job->config->model.expert_capacity_factor > 0;
-    qsort(out->flips, (size_t)out->count, sizeof *out->flips, by_place);
+    if (out->count > 0) qsort(out->flips, (size_t)out->count, sizeof *out->flips, by_place);
     for (int64_t first = 0, i = 1; i <= out->count; i++)
         if (i == out->count || out->flips[i].sequence != out->flips[first].sequence) {
             tell_causes(out, first, i, capacity);
