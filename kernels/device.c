@@ -48,6 +48,14 @@ tr_cpu_level tr_cpu_best_level(void) {
     return TR_CPU_PORTABLE;
 }
 
+tr_cpu_level tr_cpu_fastest_level(void) {
+    tr_cpu_level best = tr_cpu_best_level();
+#if defined(__x86_64__)
+    if (best == TR_CPU_AVX512_BF16 && __builtin_cpu_is("intel")) return TR_CPU_AVX512;
+#endif
+    return best;
+}
+
 /* Denormals cost up to a hundred cycles each: results round to zero and inputs read as zero.
  * Threads made later inherit this from the one that makes them. */
 static void flush_denormals(void) {
@@ -104,9 +112,10 @@ static void fill_table(tr_kernels *k, int level) {
 
 /* The row of `levels` asked for, or -1 with a message. */
 static int find_level(const char *level) {
-    int best = (int)tr_cpu_best_level(), count = (int)(sizeof levels / sizeof *levels);
+    int best = (int)tr_cpu_best_level(), fastest = (int)tr_cpu_fastest_level();
+    int count = (int)(sizeof levels / sizeof *levels);
     for (int i = 0; i < count; i++) {
-        if (level ? strcmp(level, levels[i].level_name) != 0 : levels[i].level != best) continue;
+        if (level ? strcmp(level, levels[i].level_name) != 0 : levels[i].level != fastest) continue;
         if (levels[i].level <= best) return i;
         tr_fail(TR_ERR_USAGE, "this processor has no %s; its best level is %s", level,
                 levels[best - REF].level_name);

@@ -26,7 +26,7 @@ tr_device *tr_device_open(const tr_device_wish *wish);
 
 /* Local. The CPU device with the fastest kernels this processor runs. `level` limits them for
  * tests: "ref", "portable", "avx2", "avx512", "avx512bf16", or NULL for the environment's
- * TRIREME_CPU_LEVEL and, without that, the best. NULL result, with a message, if the processor
+ * TRIREME_CPU_LEVEL and, without that, the fastest. NULL result, with a message, if the processor
  * lacks it or the name is unknown. Sets flush-to-zero in every OpenMP thread. Its kernels also take
  * a NULL stream. */
 tr_device *tr_device_cpu(const char *level);

@@ -7,12 +7,16 @@
 
 #include <omp.h>
 
-/* The loop of the best instructions for t. */
+/* The loop of the fastest instructions for t. */
 static tr_peak_loop *loop_for(tr_dtype t) {
-    tr_cpu_level level = tr_cpu_best_level();
+    tr_cpu_level level = tr_cpu_fastest_level();
     if (level >= TR_CPU_AVX512_BF16 && t == TR_BF16) return tr_peak_avx512bf16;
     if (level >= TR_CPU_AVX512) return tr_peak_avx512;
     return level >= TR_CPU_AVX2 ? tr_peak_avx2 : tr_peak_portable;
+}
+
+const char *tr_peak_instruction(tr_dtype t) {
+    return loop_for(t) == tr_peak_avx512bf16 ? "bf16 dot product" : "fp32 multiply-add";
 }
 
 /* The calling thread's fastest run of about a millisecond, in operations a second. */

@@ -7,9 +7,11 @@
 /* Local. Floating-point operations a second of `threads` threads (at most the processors this
  * process may use) that do nothing but multiply and add in registers, measured in at most
  * `seconds`: fused multiply-adds for TR_F32, bf16 dot products for TR_BF16 where the processor has
- * them, else as F32. Every thread reports its fastest millisecond, so a busy machine hardly lowers
- * the figure. */
+ * fast ones, else as F32. Every thread reports its fastest millisecond, so a busy machine hardly
+ * lowers the figure. */
 double tr_peak_flops(tr_dtype t, int threads, double seconds);
+/* Local. What those are: "fp32 multiply-add" or "bf16 dot product". */
+const char *tr_peak_instruction(tr_dtype t);
 
 /* Local. The same of a device. Where it is not the CPU, the fastest of its own square products that
  * fit in `seconds`: less than its data sheet says, by what the kernel leaves. */

@@ -156,10 +156,10 @@ const char *tr_lab_dtype(tr_dtype t) {
 }
 
 double tr_lab_peak(tr_lab *lab, tr_dtype t) {
-    const char *what = !lab->device->host_memory ? "products"
-                       : t == TR_F32             ? "multiply-add"
-                                                 : "dot product";
-    tr_row_begin(&lab->table, "peak of %s %s", tr_lab_dtype(t), what);
+    if (lab->device->host_memory)
+        tr_row_begin(&lab->table, "peak of %s", tr_peak_instruction(t));
+    else
+        tr_row_begin(&lab->table, "peak of %s products", tr_lab_dtype(t));
     tr_end(tr_barrier_begin(lab->world));
     double peak =
         tr_lab_sum(lab, tr_device_peak(lab->device, t, lab->threads, 0.1 * (double)lab->repeats)) /
