@@ -79,8 +79,8 @@ tr_status tr_command_checkpoint(const tr_arguments *a, tr_comm *world) {
     const char *operation = a->operation ? a->operation : "";
     const char *path = a->npaths ? a->paths[0] : NULL;
     if (strcmp(operation, "info") != 0 && strcmp(operation, "verify") != 0)
-        return tr_fail(TR_ERR_USAGE, "checkpoint '%s'? trireme checkpoint info|verify PATH",
-                       operation);
+        return tr_fail(TR_ERR_USAGE, "trireme checkpoint info|verify PATH%s%s",
+                       *operation ? ", not " : "", operation);
     if (!path) return tr_fail(TR_ERR_USAGE, "which file? trireme checkpoint %s PATH", operation);
     return *operation == 'i' ? tr_checkpoint_info(world, path, a->tensors)
                              : tr_checkpoint_verify(world, path);
@@ -104,7 +104,8 @@ static tr_status run_data(const tr_arguments *a) {
     const char *operation = a->operation ? a->operation : "";
     if (!strcmp(operation, "build")) return build(a);
     if (strcmp(operation, "info") != 0)
-        return tr_fail(TR_ERR_USAGE, "data '%s'? trireme data build|info PATH...", operation);
+        return tr_fail(TR_ERR_USAGE, "trireme data build|info PATH...%s%s",
+                       *operation ? ", not " : "", operation);
     if (a->npaths == 0) return tr_fail(TR_ERR_USAGE, "which file? trireme data info PATH...");
     for (int i = 0; i < a->npaths; i++) TR_TRY(tr_data_info(a->paths[i], a->sequence_length));
     return TR_OK;

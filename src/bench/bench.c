@@ -38,8 +38,8 @@ static void say_what(const tr_lab *lab) {
     say_machine(lab);
     tr_say("targets are for 2 cores, as 1 rank x 2 threads or 2 ranks x 1 thread, and this model "
            "as it comes");
-    tr_say("speeds are of all ranks together; medians of %lld repetitions or more",
-           (long long)lab->repeats);
+    tr_say("speeds are of all ranks together; medians of %lld repetition%s or more",
+           (long long)lab->repeats, lab->repeats == 1 ? "" : "s");
 }
 
 /* Training comes first: its memory is measured before the kernels' rows leave work memory behind.

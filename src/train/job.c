@@ -391,9 +391,9 @@ void tr_job_print_plan(const tr_job *job) {
     tr_say("device     %s, %d thread%s a rank, %s", job->device->name, job->threads,
            job->threads == 1 ? "" : "s", c->run.dtype == TR_F32 ? "float32" : "bfloat16");
     tr_say(
-        "batch      %lld sequences of %lld tokens a step, %lld micro-batch%s of %lld a data rank",
-        (long long)c->training.global_batch_size, (long long)c->data.sequence_length,
-        (long long)job->micro_batches, job->micro_batches == 1 ? "" : "es",
-        (long long)c->training.micro_batch_size);
+        "batch      %lld sequence%s of %lld tokens a step, %lld micro-batch%s of %lld a data rank",
+        (long long)c->training.global_batch_size, c->training.global_batch_size == 1 ? "" : "s",
+        (long long)c->data.sequence_length, (long long)job->micro_batches,
+        job->micro_batches == 1 ? "" : "es", (long long)c->training.micro_batch_size);
     print_memory(job);
 }

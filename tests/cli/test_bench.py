@@ -58,6 +58,7 @@ def test_one_rank(lab):
     before = sorted(p.name for p in lab.path.iterdir())
     text = lab.run("bench", *SETS).stdout
     rows = rows_of(text)
+    assert "medians of 1 repetition or more\n" in text
     check_rows(rows, TRAIN + COMM + KERNELS)
     for start, _ in PAIRS + SCHEDULES + OVERLAP:
         skipped = [rest for name, rest in rows.items() if name.startswith(start)]

@@ -200,8 +200,8 @@ static void peak_is_plausible(void **state) {
         assert_true(peak > 1e8 && peak < 1e12 * threads);
         peaks[i] = peak;
     }
-    assert_true(peaks[1] >
-                0.8 * peaks[0]); /* bf16 takes no instruction that is slower than fp32's */
+    /* bf16 takes no instruction that is slower than fp32's */
+    assert_true(peaks[1] > 0.8 * peaks[0]);
     assert_true(tr_peak_flops(TR_F32, 1 << 20, 0.01) <= 1.5e12 * omp_get_num_procs());
     assert_true(tr_peak_flops(TR_F32, 0, 0) > 0);
 }
