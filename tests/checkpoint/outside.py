@@ -85,7 +85,8 @@ def check_commands(path):
 
 def check_kill(folder, kills, seed, names):
     """A process of the job is killed at a random moment, again and again: what bears a final name
-    is complete, at least the last announced step is there, and the next job starts unhindered."""
+    is complete, the last announced step or a later one is there (mpiexec may lose what a job says
+    as it dies), and the next job starts unhindered."""
     rng = random.Random(seed)
     inside = 0
     for kill in range(kills):
@@ -108,7 +109,7 @@ def check_kill(folder, kills, seed, names):
         others = [n for n in found if n not in final]
         assert all(n.startswith(".step-") and ".h5.partial" in n for n in others), found
         inside += bool(others)
-        assert "step-%08d.h5" % last in final, (last, found)
+        assert final and final[-1] >= "step-%08d.h5" % last, (last, found)
         for name in final:
             assert all_right(os.path.join(folder, name), names), name
             os.remove(os.path.join(folder, name))
