@@ -37,8 +37,8 @@ static tr_status plan_elsewhere(const tr_config *c, tr_comm *comm, int64_t ranks
         tr_say("grid       %lld ranks", (long long)ranks);
         tr_say("memory     %.1f MiB for weights, gradients and optimizer of the whole model;",
                (double)bytes / 0x1p20);
-        tr_say("           mpirun -n %lld trireme plan %s says what a rank takes", (long long)ranks,
-               c->source);
+        tr_say("           mpirun -n %lld before this command says what a rank takes",
+               (long long)ranks);
     }
     tr_job_destroy(job);
     tr_config_destroy(whole);

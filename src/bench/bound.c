@@ -94,7 +94,7 @@ void tr_bound_open(tr_bound *b, tr_lab *lab) {
            (b->device->emulated ? EMULATED_BYTES : COPY_BYTES) >> 20, 1e-9 * b->copy);
     if (b->device->emulated)
         tr_say("this device is an emulation: times mean nothing, so there are no shares");
-    tr_say("bound: bytes that must move at the copy's speed, or operations at the products'");
+    tr_say("bound: bytes that must move at the copy's speed, or operations at the peak's");
     tr_say("%-20s %-34s %-4s %11s %9s %-7s %8s", "kernel", "shape", "type", "us", "speed", "",
            "of bound");
 }

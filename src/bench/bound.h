@@ -1,4 +1,4 @@
-/* bound.h - single kernels beside what bounds them: a copy's bandwidth or large products, both
+/* bound.h - single kernels beside what bounds them: a copy's bandwidth or the peak, both
  * measured in the same run. Floor: bench. */
 #pragma once
 #include "bench/lab.h"
@@ -9,7 +9,7 @@ typedef struct {
     const tr_kernels *k;
     tr_stream *s;
     double copy;    /* bytes a second that a large copy reads and writes */
-    double peak[2]; /* operations a second of large products, by type */
+    double peak[2]; /* operations a second, by type */
 } tr_bound;
 
 typedef struct {

@@ -84,7 +84,7 @@ def test_what_a_config_takes(lab):
         assert re.search(r"model +0.07 M parameters", said)
     assert here.startswith(lab.run("train", config, "--dry-run", ranks=4).stdout)
     assert "grid       4 ranks" in elsewhere
-    assert "mpirun -n 4 trireme plan plan.yaml says what a rank takes" in elsewhere
+    assert "mpirun -n 4 before this command says what a rank takes" in elsewhere
     whole = lab.run("plan", lab.config("whole", "moe")).stdout  # its grid is here: one rank
     memory = [re.search(r"memory +([\d.]+ MiB)", said)[1] for said in (whole, elsewhere)]
     assert memory[0] == memory[1] and "0.00 %" in whole
