@@ -87,21 +87,25 @@ void tr_arena_destroy(tr_arena *a) {
     free(a);
 }
 
+/* What is asked for where `bytes` more find no room. */
+static size_t chunk_for(const tr_arena *a, size_t bytes) {
+    return ((bytes > a->chunk_bytes ? bytes : a->chunk_bytes) + 4095) / 4096 * 4096;
+}
+
 _Noreturn static void out_of_memory(const tr_arena *a, size_t bytes) {
     char where[256];
     tr_allocator_explain(a->allocator, where, sizeof where);
     tr_out_of_memory(
         "%zu more bytes wanted, %zu MiB held by this arena%s; use more ranks, a smaller "
         "micro_batch_size or parallel.recompute",
-        bytes, a->held >> 20, where);
+        chunk_for(a, bytes), a->held >> 20, where);
 }
 
 /* Makes chunk `now` one that holds `bytes`; an unused chunk that is too small is replaced. false:
  * there is no memory. */
 static bool next_chunk(tr_arena *a, size_t bytes) {
     int64_t i = a->count == 0 ? 0 : a->now + 1;
-    size_t want = bytes > a->chunk_bytes ? bytes : a->chunk_bytes;
-    want = (want + 4095) / 4096 * 4096;
+    size_t want = chunk_for(a, bytes);
     if (i < a->count && a->chunks[i].bytes < bytes) {
         a->allocator->free(a->allocator->self, a->chunks[i].base, a->chunks[i].bytes);
         a->held -= a->chunks[i].bytes;

@@ -9,6 +9,26 @@
 #include <stdlib.h>
 #include <string.h>
 
+/* Process-wide by contract. */
+static enum { UNGUARDED, RUNS, ABORTS } phase;
+
+/* Libraries that cannot go on end their process with codes of their own: OpenMP without a thread
+ * with 1, MPI without memory with 2, even inside MPI_Abort. */
+static void end_early(void) {
+    if (phase == UNGUARDED) return;
+    if (phase == RUNS)
+        tr_print_error("a library ended this process, see its text above; where that tells of "
+                       "threads or memory: fewer ranks a machine, a smaller run.threads, or a "
+                       "higher limit (ulimit -u, -v)");
+    _Exit(TR_ERR_INTERNAL);
+}
+
+void tr_guard_exit(bool on) {
+    static bool installed;
+    if (!installed) installed = atexit(end_early) == 0;
+    phase = on ? RUNS : UNGUARDED;
+}
+
 void tr_abort(const char *format, ...) {
     char what[2048], where[512], text[4096];
     va_list args;
@@ -18,6 +38,7 @@ void tr_abort(const char *format, ...) {
     tr_watch_here(where, sizeof where);
     snprintf(text, sizeof text, "%s%s", what, where);
     tr_print_error(text);
+    if (phase == RUNS) phase = ABORTS;
 
     int up = 0, down = 0;
     MPI_Initialized(&up);

@@ -239,6 +239,8 @@ tr_memory *tr_memory_find(tr_comm *comm, const void *pointer, int64_t bytes);
 void tr_sum_in_order(float *const *out, int outs, const float *const *in, int count, int64_t n);
 void tr_copy_threaded(void *out, const void *in, int64_t bytes);
 
-/* abort.c. Ends the job unless `code` is MPI_SUCCESS. */
+/* abort.c. From `on` to off the process that ends by exit does so with TR_ERR_INTERNAL. */
+void tr_guard_exit(bool on);
+/* Ends the job unless `code` is MPI_SUCCESS. */
 void tr_mpi_check(int code, const char *call);
 #define TR_MPI(call) tr_mpi_check((call), #call)

@@ -67,6 +67,7 @@ static tr_comm *wrap(MPI_Comm mpi, tr_runtime *runtime) {
 
 tr_comm *tr_comm_start(int *argc, char ***argv) {
     tr_out_of_memory_ends(tr_abort_with);
+    tr_guard_exit(true);
     /* Open MPI's own file layer reads chunked HDF5 data wrongly with data sieving (ompi #10546). */
     setenv("OMPI_MCA_fbtl_posix_read_datasieving", "0", 0);
     int provided;
@@ -142,6 +143,7 @@ void tr_comm_set_name(tr_comm *comm, const char *name) {
 void tr_comm_stop(tr_comm *world) {
     tr_comm_free(world);
     TR_MPI(MPI_Finalize());
+    tr_guard_exit(false);
 }
 
 int tr_comm_rank(const tr_comm *comm) {

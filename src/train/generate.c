@@ -49,6 +49,16 @@ static int32_t draw(const float *logits, int64_t V, const tr_generate_options *o
     return c[n - 1].token;
 }
 
+/* A byte of text is the token of its number. */
+static tr_status check_prompt(const char *prompt, int64_t V) {
+    if (!*prompt) return tr_fail(TR_ERR_USAGE, "--prompt is empty; give at least one character");
+    for (const unsigned char *c = (const unsigned char *)prompt; *c; c++)
+        if (*c >= V)
+            return tr_fail(TR_ERR_USAGE, "--prompt: byte %d is no token of a vocabulary of %lld",
+                           *c, (long long)V);
+    return TR_OK;
+}
+
 /* Logits after the last of n tokens. */
 static void next_logits(tr_job *job, const int32_t *token, int64_t n, const uint8_t *valid,
                         float *logits) {
@@ -62,7 +72,7 @@ static void next_logits(tr_job *job, const int32_t *token, int64_t n, const uint
 tr_status tr_generate(tr_job *job, const tr_generate_options *o) {
     int64_t V = job->config->model.vocab_size, most = job->config->data.sequence_length;
     int64_t n = (int64_t)strlen(o->prompt), total = n + o->tokens;
-    if (n == 0) return tr_fail(TR_ERR_USAGE, "--prompt is empty; give at least one character");
+    TR_TRY(check_prompt(o->prompt, V));
     int32_t *token = tr_heap_alloc(total, sizeof *token);
     uint8_t *valid = tr_heap_alloc(total, 1);
     float *logits = tr_heap_alloc(V, sizeof *logits);

@@ -329,6 +329,16 @@ def test_data_that_cannot_be_read(lab):
     assert not (lab.path / "runs").exists()
 
 
+def test_prompt_outside_the_vocabulary(lab):
+    write_tokens(lab.path / "tokens.bin", [1, 2, 99] * 400)
+    files = dict(train=["tokens.bin"], validation=["tokens.bin"])
+    lab.train(small(lab, "run", model=dict(vocab_size=100), data=files, training=dict(steps=5)))
+    sample = "generate", "--checkpoint", lab.checkpoint_path("run", 5), "--tokens", 2, "--prompt"
+    lab.run(*sample, "abc")
+    done = lab.run(*sample, "abcd", code=64)
+    assert "--prompt: byte 100 is no token of a vocabulary of 100" in done.stderr
+
+
 def test_token_outside_the_vocabulary_met_by_one_rank(lab):
     ids = list((lab.path / "text.txt").read_bytes()[:9600])
     write_tokens(lab.path / "tokens.bin", ids)
@@ -579,3 +589,14 @@ def test_dry_run(lab, ranks):
     lab.run("train", config, "--dry-run", "--set", "data.train=[none.txt]", ranks=ranks, code=66)
     lab.train(config, "training.steps=2", ranks=ranks)
     assert len(lab.rows("run")) == 2
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_no_thread(lab, ranks):
+    """OpenMP ends a process that gets no thread with exit code 1; the job's is 70, and one line
+    of each rank that ended so tells of it."""
+    config = small(lab, "run", run=dict(threads=2))
+    done = lab.run("train", config, ranks=ranks, code=70, env={"OMP_STACKSIZE": "200000G"})
+    errors = re.findall("^error: .*", done.stderr, re.M)
+    assert 1 <= len(errors) <= ranks, done.stderr
+    assert all("a library ended this process" in line for line in errors)
