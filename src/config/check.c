@@ -448,9 +448,9 @@ tr_status tr_config_check_world(const tr_config *config, int world, int64_t *dat
         return refuse(
             config, grid_key(config),
             "makes pipeline %lld * context %lld * tensor %lld = %lld, which does not "
-            "divide the %d ranks; start %s ranks (mpirun -n), or use a product that divides %d",
+            "divide the %d rank%s; start %s ranks (mpirun -n), or use a product that divides %d",
             (long long)pipeline, (long long)context, (long long)tensor, (long long)product, world,
-            near_multiples(world, product, fits, sizeof fits), world);
+            world == 1 ? "" : "s", near_multiples(world, product, fits, sizeof fits), world);
     int64_t data = world / product;
     if (data * context % expert)
         return refuse(

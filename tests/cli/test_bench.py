@@ -46,7 +46,9 @@ def rows_of(text):
 
 
 def check_rows(rows, expected):
+    own_products = any(name.startswith("peak of bf16") for name in rows)
     for start, has_target in expected:
+        has_target &= own_products or not start.startswith("attention bf16")
         found = [rest for name, rest in rows.items() if name.startswith(start)]
         assert found, f"no row '{start}' among {sorted(rows)}"
         for rest in found:
