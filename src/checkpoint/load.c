@@ -3,7 +3,8 @@
  * Every rank reads its pieces and sums their checksums as they come. Where the pieces of all ranks
  * cover a tensor exactly once (a trainer's shards do), that sum is compared with the file's; other
  * tensors (replicas that read the same, tensors not asked for) are read once more, each rank an
- * equal part of them. Either way all data of the file is checked before a load succeeds. */
+ * equal part of them. Either way all data of the arrays that are read, or without moments of the
+ * weights, is checked before a load succeeds. */
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
