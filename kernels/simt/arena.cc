@@ -99,7 +99,8 @@ guard::~guard() {
 
 void refuse_setting(const char *name, const char *what_would_do) {
     fprintf(stderr, "error: %s=%s: %s\n", name, getenv(name), what_would_do);
-    exit(64);
+    fflush(stdout);
+    _Exit(64); /* a program may take exit for a library's failure */
 }
 
 bool switch_on(const char *name) {

@@ -531,7 +531,7 @@ def test_refusal(port, case, ranks):
     """One error line, and the same code from one rank and from two."""
     words, code, texts = REFUSALS[case]
     if case == "world does not divide" and ranks == 1:
-        texts = ["1 ranks"]
+        texts = ["divide the 1 rank;"]
     elif case == "batch does not divide" and ranks == 1:
         words = (*words, "--set", "training.micro_batch_size=2")
     done = port.run(*words, ranks=ranks, code=code, env={"OMPI_MCA_odls_base_sigkill_timeout": "0"})
